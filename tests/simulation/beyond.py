@@ -23,6 +23,8 @@ class Notes:
     def __init__(self, stories: Mapping[Origin, Story]) -> None:
         self.named = 0
         """Records that notes have named."""
+        self.skipped: set[Origin] = set()
+        """Those that are skipped: after a crash one is counted as if it had succeeded."""
         self._stories = stories
         self._open: defaultdict[int, set[int]] = defaultdict(set)
         self._lives: Counter[int] = Counter()
@@ -53,12 +55,16 @@ class Notes:
                 continue
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
+            skipped = "skipped" in story.fates
             succeeded = any(call.fine for call in story.calls[1]) and (not story.copies[1] or story.again > 0)
-            failed = bool(story.copies[1] or story.fates or story.held or story.replays)
-            must(succeeded if fine else failed, "I6", (number, at), f"named beside {offset} without a fate ({fine})")
+            there = bool(story.copies[1] or story.fates or story.held or story.replays)
+            there = succeeded or skipped if fine else there
+            must(there, "I6", (number, at), f"named beside {offset} without a fate ({fine})")
             if fine or not (story.held or story.again):  # else its row may wait, since before it came again
                 story.settled_ms.setdefault(0 if fine else FIRST, now_ms)
             self.named += at not in self._open[number]
+            if fine and skipped:
+                self.skipped.add((number, at))
         self._open[number], self._lives[number] = set(told), life
 
 

@@ -354,7 +354,9 @@ class Judge:
         if self.oracle.doubted and not broker.taken_back[self.topology.pending_changelog]:
             raise Violation(f"I8 {self.oracle.doubted[0]}: edited by a command of which nothing is there")
         # an offset that was set by hand has nothing beside it
-        said = 0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names)
+        said = (
+            0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names, self.notes.skipped)
+        )
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
             taken_back = broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}

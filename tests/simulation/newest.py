@@ -32,17 +32,22 @@ class Starts:
         starts = self._started.get((origin[0], key), [])
         self._passed[origin] = [start for start in starts if start[0] in ended]
 
-    def check(self, origin: Origin, key: bytes, *, is_row: bool, now_ms: float, opening: Opening) -> None:
+    def check(
+        self, origin: Origin, key: bytes, cancelled: Set[int], *, is_row: bool, now_ms: float, opening: Opening
+    ) -> None:
         """Judge a call: no row begins after a newer record that had begun before its lane was opened.
 
-        Those that had ended before somebody had it replayed do not count: that takes force, as they may replace it.
+        Those that had ended before somebody had it replayed do not count: that takes force, as they may replace it. Nor
+        do those that somebody has `cancelled`: the record may have come again since, where the offset was set back.
 
         Raises:
             Violation: one does, and its lane had time to read the newer one.
         """
         starts = self._started.setdefault((origin[0], key), [])
         passed = self._passed.get(origin, ())
-        newer = [start for start in starts if start[0] > origin[1] and start not in passed]
+        newer = [
+            start for start in starts if start[0] > origin[1] and start not in passed and start[0] not in cancelled
+        ]
         known = [at for at, began_ms in newer if began_ms < opening.fenced_ms and (origin[0], at) not in self.gone]
         starts.append((origin[1], now_ms))
         if is_row and known and now_ms - opening.fenced_ms < READ_S * 1_000:

@@ -10,7 +10,7 @@ from math import inf
 from retryapp.ports import TopicPartition
 from simulation.again import Again
 from simulation.lives import SPAN
-from simulation.story import Opening, Origin, Story, must, step
+from simulation.story import Opening, Origin, Story, must
 
 _SUSPECTS, _SUSPECT_ROWS = (
     re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?")
@@ -91,16 +91,12 @@ class Offsets:
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
     def _waits_for_the_offset(self, origin: Origin) -> bool:
-        """Tell whether a record is skipped, or behind one that is: skips wait for it; in an order, so do others."""
+        """Tell whether a record is a duplicate, or behind one that could not be read: those wait for it."""
         partition, offset = origin
         reached = self.reached(partition, offset // SPAN)
         if any(at[0] == partition and reached <= at[1] <= offset for at in self.strays):
             return True
-        return any(
-            story.first is not None or step(story.script, 1) == "P"
-            for at, story in self._stories.items()
-            if at[0] == partition and reached <= at[1] <= offset
-        )
+        return self._stories[origin].first is not None
 
 
 def _place(text: str) -> tuple[int, ...]:

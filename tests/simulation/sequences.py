@@ -117,7 +117,8 @@ class Sequences:
         """Where newer records of a key replace older ones, no row begins after a newer one."""
         key = self._stories[origin].record.key
         if set(self.orders.values()) == {"latest"} and key is not None:
-            self.starts.check(origin, key, is_row=is_row, now_ms=now_ms, opening=opening)
+            cancelled = {at for (number, at), each in self._stories.items() if number == origin[0] and each.cancelling}
+            self.starts.check(origin, key, cancelled, is_row=is_row, now_ms=now_ms, opening=opening)
 
     def came_back(self, origin: Origin, *, forced: bool) -> None:
         """A dead record is replayed, although newer ones of its key may have replaced it."""

@@ -58,6 +58,8 @@ FOUND = {
     "The judge looked for its story before it had taken that name.",
     18088401: "A letter's mark may be taken back that the broker has acknowledged, as it stops. "
     "The judge asked for it, although the lane had heard of nothing since.",
+    20088734: "The newest record of a key may be cancelled when an older one comes again, its offset set back. "
+    "The judge took the older one for replaced.",
     22914702: "A deadline counts none of the last ten pauses. "
     "Five were remembered, so a record that was paused and held again and again died too soon.",
 }

@@ -51,6 +51,8 @@ class Turn:
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
+    undelivered: bool = False
+    """It settles a record that its handler did not get, nor gets if it is read again: a duplicate, a copy, a mark."""
     held: bool = False
     """It settles a first delivery that has not begun, or that waits for a release: its record waits in a row."""
     hurried: bool = False

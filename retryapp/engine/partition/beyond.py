@@ -8,9 +8,10 @@
 4. A record that comes again while its row waits goes ahead at once, with nothing but its note: once the row has ended,
    only that says that the record is not to run. In an ordered handler the row begins behind it.
 
-What does not fit into the note waits for the offset. So do skipped records, which a note cannot tell from failed ones
-(and a duplicate's first record may be the one that runs), and what could not be read: read again, it may be
-another range of offsets.
+What does not fit into the note waits for the offset. So does what is not delivered, as a duplicate (its first record
+may be the one that runs), and what could not be read: read again, it may be another range of offsets.
+
+A note cannot tell a record that its handler skipped from one that succeeded: after a crash it is counted as that.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Settled(NamedTuple):
 
     next_offset: int
     fine: bool
+    skipped: bool = False
+    """It is known here that its handler has skipped it."""
 
 
 class Beyond:
@@ -77,7 +80,7 @@ class Beyond:
         def look(offset: int, outcome: Outcome | Settled) -> None:
             nonlocal stopped
             fine = _fine(offset, outcome)
-            stopped = stopped or (self._ordered and fine is None)
+            stopped = stopped or (self._ordered and fine is None and may_be_overtaken(outcome))
             if fine is not None and not stopped:
                 waiting[offset] = fine
 
@@ -85,8 +88,9 @@ class Beyond:
         noted = {offset: waiting[offset] for offset in that_fit(self._noted, self._committed, waiting)}
         self._noted |= noted
 
-        def replace(offset: int, _outcome: Outcome | Settled) -> Settled | None:
-            return Settled(offset + 1, noted[offset]) if offset in noted else None
+        def replace(offset: int, outcome: Outcome | Settled) -> Settled | None:
+            skipped = isinstance(outcome, Turn) and outcome.skipped
+            return Settled(offset + 1, noted[offset], skipped) if offset in noted else None
 
         return [*self._apart(window.go_ahead(replace), most or max(1, len(noted)))]
 
@@ -97,7 +101,7 @@ class Beyond:
                 if self._ordered:
                     yield from self._together(fine, most)
                     fine = []
-                outcome.beyond = {outcome.next_offset - 1: outcome.fine}
+                outcome.beyond = {outcome.next_offset - 1: outcome.fine or outcome.skipped}
                 yield outcome
             elif isinstance(outcome, int):
                 fine.append(outcome - 1)
@@ -123,14 +127,19 @@ class Beyond:
 
 
 def _fine(offset: int, outcome: Outcome | Settled) -> bool | None:
-    """Return whether a record succeeded; None where it waits for the offset."""
+    """Return whether a record succeeded, or was skipped; None where it waits for the offset."""
     if isinstance(outcome, int):
         return True if outcome == offset + 1 else None
-    if isinstance(outcome, Settled) or outcome.skipped:
+    if isinstance(outcome, Settled) or outcome.undelivered:
         return None
     if any(seen.event is Event.DAMAGED for seen in outcome.observations):
         return None
-    return outcome.fine
+    return outcome.fine or outcome.skipped
+
+
+def may_be_overtaken(outcome: Outcome | Settled) -> bool:
+    """Tell whether a record whose outcome waits for the offset may run again after a crash."""
+    return not (isinstance(outcome, Turn) and outcome.undelivered)
 
 
 def in_order(main: TopicPartition, outcomes: Iterable[Outcome | Settled]) -> Iterator[Turn]:
@@ -140,13 +149,15 @@ def in_order(main: TopicPartition, outcomes: Iterable[Outcome | Settled]) -> Ite
         if isinstance(outcome, int):
             count, new, upto = count + 1, new + 1, outcome
             continue
-        if isinstance(outcome, Settled) and outcome.fine:
+        if isinstance(outcome, Settled) and outcome.fine and not outcome.skipped:
             count, upto = count + 1, outcome.next_offset
             continue
         if count:
             yield _several(main, upto, count, new)
             count = new = 0
-        yield Turn(source=main, next_offset=outcome.next_offset) if isinstance(outcome, Settled) else outcome
+        if isinstance(outcome, Settled):
+            outcome = Turn(source=main, next_offset=outcome.next_offset, skipped=outcome.skipped)
+        yield outcome
     if count:
         yield _several(main, upto, count, new)
 

@@ -135,5 +135,6 @@ def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms
         record,
         publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         skipped=True,
+        undelivered=True,
         observations=(observed(Event.SKIPPED, handler.main, record, failure_id=identity, reason=event.why),),
     )

@@ -63,10 +63,11 @@ class OffsetWindow(Generic[T]):
         """When the oldest record was taken in, or None. Its age is the release lag."""
         return self._entries[0].added_ms if self._entries else None
 
-    def waits_from(self) -> int | None:
-        """Return the offset of the first outcome that waits for an open record; None: none does."""
+    def waits_from(self, counts: Callable[[T], bool]) -> int | None:
+        """Return the offset of the first outcome that counts and waits for an open record; None: none does."""
         entries = self._entries if self.waiting else ()
-        return next((entry.offset for entry in entries if entry.done and not entry.gone), None)
+        waiting = (entry for entry in entries if entry.done and not entry.gone)
+        return next((entry.offset for entry in waiting if counts(entry.outcome)), None)
 
     def add(self, offset: int, size: int = 0, *, now_ms: int = 0) -> None:
         """Take a record in; raise ValueError if the source delivered it twice or out of order."""

@@ -117,6 +117,8 @@ class Sequences:
         records: others may come before them, the last ones first."""
         self._unwritten: dict[bytes, bytes] = {}
         """Rows that are not in the table yet: their sequences, by identity."""
+        self._owed: dict[int, bytes] = {}
+        """Heads that have ended before a row of their sequence, and may not be in the lane yet, by offset."""
         self._unread = Unread()
 
     def name(self, key: bytes | None) -> bytes | None:
@@ -371,7 +373,7 @@ class Sequences:
         line = None if name is None else self._lines.get(name)
         if name is None or line is None or (turn is None and run.claim is None):  # that one runs in the next session
             return False
-        line.running, before_row = False, False
+        before_row = False
         if turn is not None:
             waits = isinstance(turn, Turn) and any(row.value is not None for row in turn.rows)
             before_row = run.claim is None and not waits and bool(line.rows)
@@ -382,9 +384,24 @@ class Sequences:
             if waits and self._holding.releases:
                 self._unwritten[run.place] = name
             line.failed = waits
-        line.first = False
-        self.advance(name)
+        line.first, line.running = False, before_row
+        if before_row:
+            self._owed[run.record.offset] = name
+        else:
+            self.advance(name)
         return before_row
+
+    @property
+    def owes(self) -> bool:
+        """Whether sequences wait until `handed_over` lets them go on."""
+        return bool(self._owed)
+
+    def handed_over(self, position: int) -> None:
+        """Let sequences go on whose heads are before a position: no outcome there waits for the offset."""
+        for offset in [offset for offset in self._owed if offset < position]:
+            name = self._owed.pop(offset)
+            self._lines[name].running = False
+            self.advance(name)
 
     def applied(self, turns: Sequence[Turn]) -> None:
         """Note that turns are in the table, and that the main topic is read up to where they move its offset."""

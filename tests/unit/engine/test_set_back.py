@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
 
+from retryapp.core import settled
 from retryapp.core.control import Command, Verb
-from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.verdicts import Reject
+from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
@@ -138,24 +138,45 @@ async def test_a_kill_in_a_commit_changes_no_order_of_what_comes_again(after: in
         assert b"waits" in ended + gate.done
 
 
-async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_ordered_handler() -> None:
-    """No note is ahead of such a one, as of a duplicate: after a crash the row's record would run once more."""
-    rule, gate = Deduplicate("header:event-id", window="1h"), Gate()
-    settings: Any = {"concurrency": 3, "order": Order.KEY, "deduplicate": rule}
-    async with MemoryPartition(gate, SHORT, **settings) as orders:
-        for value, key in ((b"hangs", b"a"), (b"twin", b"c"), (b"twin", b"c"), (b"waits", b"b")):
-            await orders.send(value, key=key, headers=(("event-id", value),))
-        for value, error in ((b"hangs", None), (b"twin", None), (b"waits", BankDownError())):
-            gate.let(value, error)
+async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_ordered_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its note does not fit, the row's record would run once more after a crash."""
+    transport = await set_back_before_a_row()
+    monkeypatch.setattr(settled, "MAX_PAYLOAD_BYTES", 0)
+    async with serving(Gate(), SHORT, concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        await pass_time(orders, 2_000, 200)
+        assert (gate.started, orders.waiting) == ([b"hangs"], {"1s": 1})
+        await gate.end_all(orders)
+        assert gate.done[:2] == [b"hangs", b"waits"]
+
+
+@pytest.mark.parametrize("ends", [None, Skip("not ours")], ids=["fine", "skipped"])
+@pytest.mark.parametrize("fits", [True, False])
+async def test_no_row_begins_before_the_outcome_of_an_earlier_record_of_its_key_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch, ends: Exception | None, *, fits: bool
+) -> None:
+    """After a kill the earlier one would run again behind the row that has ended."""
+    async with serving(Gate(), SHORT, b"hangs", key=b"a", concurrency=3, order=Order.KEY) as (orders, gate):
+        await orders.send(b"first", b"row", key=b"b")
+        for value, error in ((b"hangs", None), (b"first", None), (b"row", BankDownError())):
+            await gate.end(orders, value, error)
         await orders.advance(500)
         transport = orders.transport
-    assert transport.offsets[MAIN] == 4
-    transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
-    async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
+    assert (transport.offsets[MAIN], orders.waiting) == (3, {"1s": 1})
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    if not fits:
+        monkeypatch.setattr(settled, "MAX_PAYLOAD_BYTES", 0)
+    async with serving(Gate(), SHORT, concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        await gate.end(orders, b"first", ends)
         await pass_time(orders, 2_000, 200)
-        assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
-        await gate.end_all(orders)
-        assert gate.done == [b"hangs", b"twin", b"waits"]
+        assert gate.started == [b"hangs", b"first", *([b"row"] * fits)]
+        if fits:
+            await gate.end(orders, b"row")
+    async with serving(Gate(), SHORT, concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == ([b"hangs"] if fits else [b"hangs", b"first", b"row"])
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])

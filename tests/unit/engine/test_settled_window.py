@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from doubles import MAIN, make_record
 
 from retryapp.core.record import Damage
@@ -23,12 +25,34 @@ def test_what_could_not_be_read_waits_for_the_offset() -> None:
         window.add(offset)
     window.finish(6, Turn(source=MAIN, next_offset=8, observations=damaged))
     window.finish(8, 9)
-    window.finish(9, Turn(source=MAIN, next_offset=10, skipped=True))
+    window.finish(9, Turn(source=MAIN, next_offset=10, skipped=True, undelivered=True))
     (turn,) = beyond.turns(window)
     assert (turn.beyond, turn.floor, turn.moves_to, window.waiting) == ({8: True}, 8, 0, 2)
     window.finish(5, 6)
     assert [turn.next_offset for turn in in_order(MAIN, window.release())] == [6, 8, 9, 10]
     assert window.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "ahead"),
+    [
+        ({"skipped": True}, [6, 7]),
+        ({"skipped": True, "undelivered": True}, [7]),
+        ({"observations": (Observation(event=Event.DAMAGED, handler=MAIN.topic),)}, []),
+    ],
+    ids=["skipped", "a duplicate", "unreadable"],
+)
+def test_in_an_order_nothing_goes_ahead_of_what_may_run_again(first: dict[str, Any], ahead: list[int]) -> None:
+    """A duplicate does not; and what its handler has skipped goes ahead itself, as any other outcome."""
+    window: OffsetWindow[Outcome | Settled] = OffsetWindow()
+    for offset in (5, 6, 7):
+        window.add(offset)
+    window.finish(6, Turn(source=MAIN, next_offset=7, **first))
+    window.finish(7, 8)
+    turns = Beyond(MAIN, 5, {}, ordered=True).turns(window)
+    assert [offset for turn in turns for offset in turn.beyond or ()] == ahead
+    window.finish(5, 6)
+    assert [turn.skipped for turn in in_order(MAIN, window.release())] == [False, "skipped" in first, False]
 
 
 def test_a_range_that_begins_at_a_settled_record_is_not_settled() -> None:
