@@ -49,6 +49,27 @@ async def test_a_newer_record_runs_at_once_and_its_outcome_removes_the_row_of_th
         assert gate.started == [b"1", b"2"] + [b"2"] * isinstance(end, BankDownError)
 
 
+async def test_a_row_that_is_on_its_way_out_is_not_put_aside_for_good() -> None:
+    """A scan finds it until its removal is in the table; else each such row would be remembered for the session."""
+    async with serving(Gate(), "1s", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
+        await orders.advance(500)
+        await orders.send(b"other", key=b"b")
+        await gate.end(orders, b"other", BankDownError())
+        await orders.send(b"2", key=b"a")
+        await orders.advance(500)
+        committing = orders.transport.pause(Step.COMMIT)
+        await gate.end(orders, b"2")
+        await orders.advance(500)  # it looks, as the other one is due
+        assert (committing.reached, gate.started) == (True, [b"1", b"other", b"2", b"other"])
+        committing.set()
+        await orders.settle()
+        assert orders.engine.session is not None
+        assert orders.engine.session.sequences is not None
+        assert (orders.engine.session.sequences.aside, orders.waiting) == ({}, {"1s": 1})
+        await gate.end_all(orders)
+
+
 async def test_newer_records_wait_for_a_run_and_replace_each_other() -> None:
     """Other keys, and records without one, do not wait. Each record of a key that began ends before the next begins."""
     async with serving(Gate(), "1m 1m", b"1", b"2", b"3", None, key=b"a", **LATEST) as (orders, gate):
