@@ -282,9 +282,11 @@ class Pace:
     def sends_back(self, run: Paced) -> bool:
         """Tell whether a due row waits on in the table.
 
-        Its named circuit has opened since it was claimed, or it has no place: it was held, or is the head of a
-        sequence now.
+        Nothing may begin, and commands do not wait for that; or its named circuit has opened since it was claimed, or it
+        has no place: it was held, or is the head of a sequence now.
         """
+        if run.claim is not None and run.on_end is None and not self.going.is_set():
+            return True
         gate = self.gates.get(run.circuit) if run.circuit else None
         if gate is None or run.claim is None:
             return False
