@@ -277,6 +277,7 @@ class Circuit:
     def begin(self, place: Hashable, now_ms: float) -> None:
         if self.state is CircuitState.HALF_OPEN:
             self._quiet_ms = now_ms
+            self._slots = {each: end for each, end in self._slots.items() if end > now_ms}
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
         elif self.state is CircuitState.RECOVERING:

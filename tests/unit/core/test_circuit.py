@@ -188,6 +188,10 @@ def test_an_answer_that_says_nothing_decides_nothing() -> None:
     circuit.leave("refused", called=True)
     circuit.settle("refused", fine=False, now_ms=5_001.0)
     assert (circuit.state, circuit.permits(5_001.0), circuit.permits(10_000.0)) == (HALF_OPEN, 0, 1)
+    for at in range(1, 100):
+        circuit.begin(at, at * 10_000.0)
+        circuit.leave(at, called=True)
+    assert len(circuit._slots) == 1, "however many say nothing"
 
 
 def test_runs_from_before_the_break_are_no_probes() -> None:
