@@ -105,7 +105,7 @@ def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:
     if not (
         0 < max(delivery, replays) <= MAX_COUNT and attempt <= delivery and max(*times, due_at_ms or 0) <= MAX_EPOCH_MS
     ):
-        raise DamagedMetadataError(RETRY_ATTEMPT, attempt, "it, or another number of this record, is out of range")
+        raise DamagedMetadataError(RETRY_ATTEMPT, "it, or another number of this record, is out of range")
     return (
         station, failure_id(name(RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0], replays,
         attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(RETRY_TIER),
