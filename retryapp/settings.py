@@ -55,8 +55,8 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
     """Form of a worker's log: `text`, or `json`, one object a line. An app with `logging_config=` has its own."""
     mask: str = ""
-    """Headers and fields of JSON values that pages, API, logs and messages of errors do not show: names, and JSON
-    pointers with `*` for every element of a list, as `authorization, /customer/email, /items/*/card`."""
+    """Headers and fields of JSON keys and values that pages, API, logs and messages of errors do not show: names, and
+    JSON pointers with `*` for every element of a list, as `authorization, /customer/email, /items/*/card`."""
     metrics_port: Port | None = None
     """First port to try for a worker's metrics alone, `/metrics`; without it only the pages have them."""
     peer_secret: SecretStr = SecretStr("")

@@ -1,4 +1,4 @@
-"""Parts of records that nobody sees: headers by name, and fields of JSON values by pointer (RFC 6901).
+"""Parts of records that nobody sees: headers by name, and fields of JSON keys and values by pointer (RFC 6901).
 
 Pages and the API show ``***`` in their place. Messages and tracebacks of errors are freed of their values when a record
 fails, before these are logged or published. The record itself stays as it is.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import Any, Final
 
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.record import Headers
+from retryapp.core.record import Headers, Record
 
 MASKED: Final = "***"
 LEAST_CHARS: Final = 3
@@ -63,22 +63,37 @@ class Mask:
             all(_EVERY in pair or pair[0] == pair[1] for pair in pairs) for pairs in masked
         )
 
-    def free(self, text: str, headers: Headers, value: bytes | None) -> str:
-        """Return a text without what is masked in a record, also where it is quoted as in Python or JSON."""
-        secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
+    def freeing(self, records: Sequence[Record]) -> Callable[[str], str]:
+        """Return what frees texts of what is masked in any of some records.
+
+        They are looked into at the first text, once. A text is freed once: many records of a call may have one error.
+        """
+        secrets = cache(lambda: self.secrets(*((each.headers, each.key, each.value) for each in records)))
+        return lru_cache(maxsize=16)(lambda text: free(text, secrets()))
+
+    def secrets(self, *records: tuple[Headers, bytes | None, bytes | None]) -> list[str]:
+        """Return what is masked in headers, keys and values, also as Python or JSON quote it, the longest first."""
+        every = (header for headers, _, _ in records for header in headers)
+        secrets = {raw.decode("utf-8", "replace") for name, raw in every if raw and name.lower() in self.headers}
         secrets |= {secret.partition(" ")[2] for secret in secrets}  # a token without its scheme
-        with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
-            found = json.loads(value) if self.pointers and value else None
-            places = [place for pointer in self.pointers for place in places_of(found, pointer)]
-            secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
+        for payload in (each for _, *both in records for each in both if each and self.pointers):
+            with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
+                found = json.loads(payload)
+                places = [place for pointer in self.pointers for place in places_of(found, pointer)]
+                secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
         for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr, _bytes_quoted):
             secrets |= {quote(secret)[1:-1] for secret in secrets}
-        for secret in sorted(secrets, key=len, reverse=True):
-            text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
-        return text
+        return sorted((secret for secret in secrets if len(secret) >= LEAST_CHARS), key=len, reverse=True)
 
 
 UNMASKED: Final = Mask()
+
+
+def free(text: str, secrets: Iterable[str]) -> str:
+    """Return a text with `MASKED` in the place of secrets, which come the longest first."""
+    for secret in secrets:
+        text = text.replace(secret, MASKED)
+    return text
 
 
 def parse_mask(text: str) -> Mask:

@@ -168,10 +168,27 @@ class _Cluster:
         yield judge_group(self.subject.group, group, partitions=max(mains, default=0))
 
     def _offsets(self) -> Iterator[Finding]:
-        mains = {topology.main for topology in self.topologies if topology.main in self.states}
-        ranges = {name: self.admin.offsets(name) for name in sorted(mains)}
-        committed = self._committed(ranges)
-        yield from judge_offsets(self.topologies, committed, ranges, self._trace)
+        """Compare the group's offsets with its topics; ends are asked last, as workers commit meanwhile."""
+        positions = self._positions()
+        mains = sorted({topology.main for topology in self.topologies if topology.main in self.states})
+        places = [(main, number) for main in mains for number in range(self.states[main].partitions)]
+        begins = positions.begins(places)
+        committed: dict[str, dict[int, int]] = {main: {} for main in mains}
+        for (main, number), offset in positions.group_offsets(self.subject.group, places).items():
+            if offset is not None:
+                committed[main][number] = offset
+        traces = {
+            (topology.main, number): self._trace(topology, number)
+            for topology in self.topologies
+            if topology.main in committed
+            for number in range(self.states[topology.main].partitions)
+            if number not in committed[topology.main]
+        }
+        ends = positions.ends(places)
+        ranges: dict[str, dict[int, range]] = {main: {} for main in mains}
+        for main, number in places:
+            ranges[main][number] = range(begins[main, number], ends[main, number])
+        yield from judge_offsets(self.topologies, committed, ranges, traces)
         for main, kept in ranges.items():
             unread = {n: range(at, kept[n].stop) for n, at in committed[main].items() if at in kept[n]}
             yield from self._unread(main, unread)
@@ -193,16 +210,6 @@ class _Cluster:
     def _positions(self) -> Positions:
         subject = self.subject
         return Positions(subject.connection, timeout_s=subject.timeout_s, transaction_s=subject.timeout_s)
-
-    def _committed(self, ranges: Mapping[str, Mapping[int, range]]) -> dict[str, dict[int, int]]:
-        subject, places = self.subject, [(topic, number) for topic, kept in ranges.items() for number in kept]
-        positions = self._positions()
-        committed: dict[str, dict[int, int]] = {topic: {} for topic in ranges}
-        if places:
-            for (topic, number), offset in positions.group_offsets(subject.group, places).items():
-                if offset is not None:
-                    committed[topic][number] = offset
-        return committed
 
     def _trace(self, topology: HandlerTopology, partition: int) -> Trace:
         changelog = topology.pending_changelog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,12 +63,12 @@ class Trace:
     """The main topic's next offset that the lane noted last."""
 
 
-Traced = Callable[[HandlerTopology, int], Trace]
-"""Reads the changelog of a handler and partition."""
+Traces = Mapping[tuple[str, int], Trace]
+"""Main topic and partition → what its changelog says; of partitions without a committed offset."""
 
 
 def judge_offsets(
-    topologies: Sequence[HandlerTopology], committed: Committed, ranges: Ranges, traced: Traced
+    topologies: Sequence[HandlerTopology], committed: Committed, ranges: Ranges, traces: Traces
 ) -> Iterator[Finding]:
     """Report committed offsets that are missing or point outside their main topic."""
     for topology in topologies:
@@ -79,7 +79,7 @@ def judge_offsets(
         for number, here in sorted(kept.items()):
             offset, seen = offsets.get(number), ""
             if offset is None:
-                trace = traced(topology, number)
+                trace = traces[main, number]
                 offset, seen = trace.written, "none; the changelog says "
                 if offset is None:
                     (forgotten if trace.lost else new).append(number)

@@ -21,7 +21,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.core.foreign import split_headers, unshield
-from retryapp.core.masking import UNMASKED, Mask
+from retryapp.core.masking import UNMASKED, Mask, free
 from retryapp.core.record import Headers
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
@@ -90,14 +90,15 @@ class Decoding:
         try:
             found = self.decode(main, raw, field, own) if raw else None
         except DecoderFailedError as error:
-            text = mask.free(str(error), own, None)
+            text = free(str(error), mask.secrets((own, None, None)))
             if error.kind and mask.pointers:
                 text = f"decoder failed: {error.kind}, with a text that may have masked fields"
             return replace(plain, problem=cut_text(text, MAX_PROBLEM_BYTES))
         if found is None:
             return plain
         if mask.headers:
-            found = mask.free(found.decode("utf-8", "surrogateescape"), own, None).encode("utf-8", "surrogateescape")
+            text = free(found.decode("utf-8", "surrogateescape"), mask.secrets((own, None, None)))
+            found = text.encode("utf-8", "surrogateescape")
         return replace(plain, decoded=payload_of(found))
 
     def decode(self, main: str, raw: bytes, field: MessageField, headers: Headers) -> bytes | None:

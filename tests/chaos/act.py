@@ -244,7 +244,7 @@ class Act:
     def visits(self) -> int:
         return len(self.stage.service.visits)
 
-    def busy(self, more: int, timeout_s: float = 60.0, *, revive: bool = False) -> None:
+    def busy(self, more: int, timeout_s: float = 150.0, *, revive: bool = False) -> None:
         """Wait until so many runs have begun since the last records were published, maybe before this call.
 
         With `revive` workers that end meanwhile are started again.

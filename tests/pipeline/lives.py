@@ -116,10 +116,10 @@ class Archive:
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""
-        facts = {"from_ms": NOON_MS, "received": ok + failed, **facts}
+        facts = {"from_ms": NOON_MS, "to_ms": NOON_MS + MINUTE_MS, "received": ok + failed, **facts}
         event = Progress(
             group=self.group, handler="shop.charge", main=MAIN, partition=partition, from_offset=first, to_offset=end,
-            to_ms=NOON_MS + MINUTE_MS, first_try_ok=ok, failed=failed, **facts,
+            first_try_ok=ok, failed=failed, **facts,
         )  # fmt: skip
         self.add("events", partition, value=event.to_json())
 

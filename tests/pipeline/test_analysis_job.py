@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive, cut
+from lives import CLUSTER, GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
 
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
@@ -194,6 +194,17 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     assert job.collect()["totals"]["failed"] == 2
 
 
+def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command: Spark's failures are the surroundings', and none of the program."""
+    for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
+        file.write_bytes(b"overwritten")
+        file.with_name(f".{file.name}.crc").unlink()
+    for name in ("causes", "report"):
+        assert retryapp(["pipeline", name, "--lake", copied.lake.uri, "--json"]) == ExitCode.ENVIRONMENT
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["type"], error["message"].split(":")[0]) == ("JobFailedError", f"the {name} job failed")
+
+
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed
@@ -276,6 +287,25 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, la
     result = Derived(spark, job.lake).result() or {}
     rows = Derived(spark, job.lake).read("rollup").where("fingerprint IS NULL").collect()
     assert (result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(
+    spark: SparkSession, lake: Lake, is_counted: bool
+) -> None:
+    """What succeeds beside it is counted later; the report looks at counted time alone."""
+    job, archive = Analysts(spark, lake), Archive()
+    archive.counted(0, 100, ok=90, failed=10)
+    for offset in range(10):
+        archive.failed(offset, 1, started_ms=NOON_MS + offset * 6_000)
+    for offset in range(100, 130):
+        archive.failed(offset, 1, started_ms=NOON_MS + MINUTE_MS + offset * 100)
+    if is_counted:
+        archive.counted(100, 130, ok=0, failed=30, from_ms=NOON_MS + MINUTE_MS, to_ms=NOON_MS + 2 * MINUTE_MS)
+    job.append(archive)
+    job.analyse(130)
+    assert [row["records"] for row in job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]] == [30] * is_counted
 
 
 @pytest.mark.extended

@@ -107,14 +107,15 @@ def test_dead_letters_of_one_failure_are_causes_by_reason(archive: Archive) -> S
     archive.succeeded(3, 3)
     archive.failed(4, 1, fingerprint="down", error_message="503: gone", started_ms=NOON_MS + 9_000)
     archive.failed(4, 2, fingerprint="other", reason="rejected", error_message="")
+    archive.marked(2, 2, "discarded")
     found = (yield).causes
-    names = ("fingerprint", "reason", "template", "failures", "records", "dead", "pending", "recovered")
+    names = ("fingerprint", "reason", "template", "failures", "records", "dead", "letters", "pending", "recovered")
     name = "503: <text> after <number> s"
     assert told(found, *names) == [
-        ("down", "exhausted", name, 4, 2, 2, 0, 0),
-        ("down", "expired", name, 2, 1, 1, 0, 0),
-        ("other", "rejected", "", 1, 1, 1, 0, 0),
-        ("down", None, "503: gone", 3, 2, 0, 0, 1),  # as of the newest, where one fingerprint has several
+        ("down", "exhausted", name, 4, 2, 2, 1, 0, 0),
+        ("down", "expired", name, 2, 1, 1, 1, 0, 0),
+        ("other", "rejected", "", 1, 1, 1, 1, 0, 0),
+        ("down", None, "503: gone", 3, 2, 0, 0, 0, 1),  # as of the newest, where one fingerprint has several
     ]
     examples = [[e["failure_id"][-1] for e in row["examples"]] for row in found]
     assert examples == [["2", "0"], ["1"], ["4"], ["4", "3"]]
@@ -126,6 +127,16 @@ def test_keys_that_fail_again(tables: Tables) -> None:
     found = causes.offenders(tables.journeys)
     assert told(found["rows"], *names) == [("a", 2, 3, 0, 0, f"{tables.group}/{MAIN}@{TOPIC_ID}/0/2")]
     assert (found["keys"], found["deadly"]) == (1, 0)
+
+
+@story(20)
+def test_the_example_of_a_key_is_dead_where_one_is(archive: Archive) -> Story:
+    """The page shows its dead letter; what failed last may have been done since."""
+    archive.failed(1, 1, key="d", reason="rejected")
+    archive.failed(2, 1, key="d", reason="rejected")
+    archive.failed(3, 1, key="d", started_ms=NOON_MS + MINUTE_MS)
+    (found,) = causes.offenders((yield).journeys)["rows"]
+    assert (found["dead"], found["example"][-1], found["last_seen_ms"]) == (2, "2", NOON_MS + MINUTE_MS + 100)
 
 
 def test_the_course_of_causes(tables: Tables) -> None:
@@ -174,12 +185,12 @@ def test_the_ledger_balances(archive: Archive) -> Story:
     archive.failed(25, 1)
     tables = yield
     names = (
-        "partition", "from_offset", "to_offset", "cut_offset", "received", "done", "first_try_ok", "recovered",
-        "pending", "dead", "lost", "extra", "uncounted",
+        "partition", "from_offset", "to_offset", "from_ms", "to_ms", "cut_offset", "received", "done", "first_try_ok",
+        "recovered", "pending", "dead", "lost", "extra", "uncounted",
     )  # fmt: skip
     assert told(tables.ledger, *names) == [
-        (0, 0, 14, 20, 10, 8, 6, 2, 1 + 1, 1, 0, 0, 1),
-        (1, None, None, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (0, 0, 14, NOON_MS, NOON_MS + MINUTE_MS, 20, 10, 8, 6, 2, 1 + 1, 1, 0, 0, 1),
+        (1, None, None, None, None, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     ]
 
 

@@ -152,7 +152,7 @@ def test_causes_say_what_has_changed() -> None:
 def test_what_came_back_and_has_not_killed_yet_names_no_dead_letter() -> None:
     """Its records wait: 'dead show' would find none of them."""
     cause = facts()["causes"][0] | {"decision": "resolved", "who": "bob", "decided_ms": NOON_MS, "change": "regressed"}
-    found = facts(causes=[cause | {"dead": 0, "reason": None}])["todo"]
+    found = facts(causes=[cause | {"letters": 0, "reason": None}])["todo"]
     (entry,) = [each for each in found if each["title"].startswith("Came back")]
     assert entry["command"].startswith("retryapp pending list --broker")
     assert ("its records wait" in entry["text"], "Dead letters" in entry["text"]) == (True, False)
@@ -165,7 +165,7 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     first = shown["causes"][0]
     entries = [
         entry
-        for cause in (first, first | {"reason": "rejected", "dead": 1})
+        for cause in (first, first | {"reason": "rejected", "letters": 1})
         for entry in facts(causes=[cause], text=text)["todo"]
         if " dead record" in entry["title"] and "Keys" not in entry["title"]
     ]
@@ -181,11 +181,32 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     words = "--cause c1-0000000000 --why TEXT --broker kafka-1:9092 --group billing --topic orders"
     brings_back = f"This brings them back once it is mended: 'retryapp dead replay {words}'."
     assert all(brings_back in entry["text"] for entry in entries)
-    (gone,) = [entry for entry in facts(causes=[first | {"reason": "gone"}])["todo"] if "gone" in entry["title"]]
-    assert "dead replay" not in gone["text"]
     page = to_page(shown)
     assert f"<strong>{escape(first['template'])}</strong>" in page
     assert "x x x" in page.split("examples</summary>")[1], "the message as it was is an example"
+
+
+@pytest.mark.parametrize("reason", ["crashed", "damaged", "gone", "too-large"])
+def test_what_no_job_replays_is_not_said_to_come_back(reason: str) -> None:
+    """What has no value, or could not be read, stays dead; what ended its workers is replayed alone."""
+    first = facts()["causes"][0] | {"reason": reason}
+    (entry,) = [each for each in facts(causes=[first])["todo"] if each["title"].startswith("300 dead records")]
+    alone = "'retryapp dead replay billing/orders@kq8G0bTz/0/0 --force --broker kafka-1:9092'"
+    assert [words in entry["text"] for words in ("--cause", alone)] == [False, reason == "crashed"]
+    replayed = shlex.split(alone.strip("'"))[1:]
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(admin, "REACH_S", 0.2)
+        assert run(replayed) == ExitCode.ENVIRONMENT, "it fails of its broker only"
+
+
+def test_what_was_discarded_is_nothing_to_do() -> None:
+    """Somebody has settled it, or its handler keeps no dead letters: there is none to show or to replay."""
+    cause = facts()["causes"][0] | {"letters": 0}
+    shown = facts(causes=[cause], checks=[], retention=[], outages=[], offenders=[])
+    assert (shown["todo"], shown["totals"]["dead"]) == ([], 431)
+    page = to_page(shown)
+    assert "Nothing: all checks hold, and no retention is near." in page
+    assert "nothing is dead" not in page
 
 
 def test_a_chart_has_a_bar_for_each_cause() -> None:

@@ -350,7 +350,7 @@ class Judge:
         """Judge the end; return how many progress events there are."""
         self.oracle.at_rest()
         if self.letters is not None:
-            self.letters.at_rest()
+            self.letters.at_rest(broker)
         if self.oracle.doubted and not broker.taken_back[self.topology.pending_changelog]:
             raise Violation(f"I8 {self.oracle.doubted[0]}: edited by a command of which nothing is there")
         # an offset that was set by hand has nothing beside it

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from retryapp.core.control import mark_of
 from retryapp.core.letters import Letter
 from retryapp.core.record import Origin as Place
 from retryapp.core.record import Record
@@ -150,8 +151,18 @@ class Letters:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def at_rest(self) -> None:
-        """Judge the end: each letter has the mark of what became of it, or a command has decided about it."""
+    def _marked_in_vain(self, place: Origin, broker: Broker) -> list[str]:
+        """Return the marks of a letter that the broker has acknowledged and taken back."""
+        records = broker.acknowledged_in_vain(TopicPartition(self._topic, place[0]))
+        marks = (mark_of(each.headers, each.value) for each in records)
+        return [str(mark.mark) for mark in marks if mark is not None and mark.letter == place[1]]
+
+    def at_rest(self, broker: Broker) -> None:
+        """Judge the end: each letter has the mark of what became of it, or a command has decided about it.
+
+        Where the broker has taken the mark back, and the lane has heard of nothing since, it has none until it is
+        delivered again.
+        """
         for place, story in self._oracle.stories.items():
             kinds = [kind for kind, *_ in self._marks[place]]
             if self._odd.get(place, COUNTLESS) != COUNTLESS:
@@ -162,6 +173,8 @@ class Letters:
                 continue  # its row did not say any more whose letter it is
             passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))
             must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate} without a command: {kinds}")
+            if not (passed or mine) and fate in map(_FATES.get, self._marked_in_vain(place, broker)):
+                continue
             right = passed or (len(mine) == 1 and _FATES[mine[0]] == fate)
             must(right, "I28", place, f"is {fate}, and its marks are {kinds}")
             self._oracle.named["a letter was passed" if passed else f"a letter ends {mine[0]}"] += 1

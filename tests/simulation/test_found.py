@@ -56,6 +56,8 @@ FOUND = {
     "The judge went by what was durable at the opening: there it was discarded.",
     20292917: "A record may be replaced under a name of the former topic, which had none so far. "
     "The judge looked for its story before it had taken that name.",
+    18088401: "A letter's mark may be taken back that the broker has acknowledged, as it stops. "
+    "The judge asked for it, although the lane had heard of nothing since.",
     22914702: "A deadline counts none of the last ten pauses. "
     "Five were remembered, so a record that was paused and held again and again died too soon.",
 }

@@ -6,9 +6,12 @@ import json
 from dataclasses import replace
 from operator import methodcaller
 from operator import methodcaller as do
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.letters import read_letter
 from retryapp.core.record import Record
 from simulation.drawing import draw_plan
@@ -28,6 +31,7 @@ class Told:
     def __init__(self) -> None:
         self.oracle = Oracle(Topics(TOPIC, "retry", "none", "events", "changelog"), (100,), later_ms=50, skew_ms=0)
         self.letters = Letters(replace(draw_plan(LETTERS), letters=("S",)), self.oracle)
+        self.in_vain = list[Record]()
         self.letter()
 
     def letter(self, offset: int = 0, origin: bytes = b"orders@x/0/3") -> None:
@@ -59,8 +63,15 @@ class Told:
     def end(self, fate: str) -> None:
         self.oracle.stories[0, 0].fates.append(fate)
 
+    def mark_in_vain(self, kind: str) -> None:
+        """Have the broker take a mark back that it has acknowledged."""
+        of, numbers = "sim/orders@x/0/3", {"letter": 0, "delivery": 1, "replays": 0}
+        mark = LetterMark(mark=MarkKind(kind), failure_id=of, command="c1", **numbers).to_record(TOPIC, 0)
+        self.in_vain.append(Record(TOPIC, 0, 9, 7, mark.key, mark.value, mark.headers))
+
     def at_rest(self) -> None:
-        self.letters.at_rest()
+        broker: Any = SimpleNamespace(acknowledged_in_vain=lambda _tp: self.in_vain)
+        self.letters.at_rest(broker)
 
 
 HANDLED = [do("begin"), do("call"), do("mark", "handled")]
@@ -79,6 +90,7 @@ REST = do("at_rest")
         ),
         pytest.param([do("mark", "replayed"), do("end", "skipped"), REST], id="passed"),
         pytest.param([*HANDLED, do("begin", fenced_ms=1_500), REST], id="begins where nobody can know"),
+        pytest.param([do("begin"), do("call"), do("mark_in_vain", "handled"), REST], id="its mark was taken back"),
         *(
             pytest.param([do("odd", kind), do("begin_odd", damage), REST], id=kind)
             for kind, damage in ((FOREIGN, None), (PLACELESS, "no place"), (NONE, "no headers"))
@@ -127,6 +139,7 @@ def test_what_may_be_holds(steps: list[methodcaller]) -> None:
         pytest.param([do("mark", "failed", letter=5)], id="a mark of none"),
         pytest.param([do("letter", 5, b"sim.orders.dlq@x/0/0")], id="a letter of a letter"),
         pytest.param([REST], id="no mark"),
+        pytest.param([do("mark_in_vain", "failed"), REST], id="another mark was taken back"),
         *(
             pytest.param([do("odd", kind), do("call"), do("mark", "handled")], id=f"a mark of what is {kind}")
             for kind in (FOREIGN, PLACELESS, NONE)

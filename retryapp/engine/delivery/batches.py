@@ -181,8 +181,10 @@ class BatchPool(DeliveryPool):
         if not batch.open:
             return
         started_s, started_ms = clock.monotonic_s(), clock.wall_ms()
+        mask = handler.mask
+        free = None if mask is None else mask.freeing([run.shown for run in batch.open])
         for run in batch.open:
-            run.started_s, run.started_ms, run.begun = started_s, started_ms, True
+            run.started_s, run.started_ms, run.begun, run.free = started_s, started_ms, True, free
         self._watch(batch, handler.timeout_s)
         try:
             error = await self._call_parts(batch)

@@ -89,9 +89,9 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
 
 
 def _text_of(run: Run, error: BaseException) -> str:
-    """Return what an error says, without what is masked in its record: as a whole, since a part is not found."""
+    """Return what an error says, without what is masked in its records: as a whole, since a part is not found."""
     mask, text = run.context.handler.mask, plain_text(error)
-    return text if mask is None else mask.free(text, run.shown.headers, run.shown.value)
+    return text if mask is None else (run.free or mask.freeing([run.shown]))(text)
 
 
 def trace_text(run: Run, error: BaseException) -> str | None:

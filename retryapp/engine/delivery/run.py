@@ -165,6 +165,8 @@ class Run:
     """What the handler sees; known once it has begun."""
     metadata: RetryMetadata | None = None
     delivery: Delivery | None = None
+    free: Callable[[str], str] | None = None
+    """Frees a text of what is masked in all records of its call, which an error may quote; None: it is the only one."""
     outbox: Outbox | None = None
     """Where its handler publishes; None where the function does not take a delivery."""
     started_ms: int | None = None

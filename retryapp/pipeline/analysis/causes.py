@@ -25,6 +25,7 @@ Row = dict[str, Any]
 def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0) -> list[Row]:
     """Return what records failed of, the deadliest first; dead letters by reason, apart from what is not dead of it.
 
+    ``letters`` are those of the ``dead`` that were not discarded.
     With ``since_ms`` only attempts that ended since; ``before`` (else None) has the records of the time before that is
     as long as from then ``until_ms``, and ``first_seen_ms`` is of all times.
     """
@@ -37,6 +38,7 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
     sums = {
         "failures": F.sum(F.when(inside, F.col("attempts"))),
         **{name: F.sum(F.when(inside, F.col(name))) for name in ("records", "dead", "pending")},
+        "letters": F.sum(F.when(inside & (F.col("fate") == "dead"), F.col("dead"))),
         "recovered": F.sum(F.when(recovered, F.col("records"))),
         "before": F.sum(F.when(before, F.col("records"))),
     }
@@ -89,7 +91,7 @@ def offenders(journeys: DataFrame) -> Row:
         F.count_if(F.col("fate") == "dead").alias("dead"),
         F.count_if(F.col("fate") == "pending").alias("pending"),
         F.max("ended_ms").alias("last_seen_ms"),
-        F.max_by("failure_id", F.struct("ended_ms", "failure_id")).alias("example"),
+        F.max_by("failure_id", F.struct(F.col("fate") == "dead", "ended_ms", "failure_id")).alias("example"),
     )
     again = whole.where(F.col("records") >= REPEATS)
     worst = F.max_by(F.struct(*whole.drop("mark").columns), F.struct("dead", "records", "failures", "key_hash"), SHOWN)

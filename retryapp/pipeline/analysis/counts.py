@@ -20,6 +20,7 @@ from retryapp.pipeline.schemas import to_frame
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
+_ENDS: Final = ("from_offset", "to_offset", "from_ms", "to_ms")
 _FATES: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded")
 OF_FAILED: Final = (*_FATES, "lost")
 OF_ALL: Final = ("received", "done")
@@ -55,13 +56,15 @@ def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
 def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str, Any]]:
     """Return what has become of every record, partition by partition; ``received`` and ``failed`` by workers' counts.
 
-    A row goes from the first to the last offset that they counted. ``done`` are ``first_try_ok``, ``skipped`` and
-    ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail, ``uncounted`` ones lie
-    where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
+    A row goes from the first to the last offset, and time, that they counted. ``done`` are ``first_try_ok``,
+    ``skipped`` and ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail,
+    ``uncounted`` ones lie where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
     """
     sums = {
         "from_offset": F.min("from_offset"),
         "to_offset": F.max("to_offset"),
+        "from_ms": F.min("from_ms"),
+        "to_ms": F.max("to_ms"),
         "first_try_ok": F.sum(F.col("first_try_ok") + F.col("held_ok")),
         "skipped": F.sum(F.col("skipped") + F.col("skipped_later")),
         **{name: F.sum(name) for name in ("received", "failed", *_FATES, "uncounted")},
@@ -73,7 +76,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str,
     of_ranges = _matched(journeys, progress, cut).groupBy(*_PLACE)
     counted = of_ranges.agg(*(column.alias(name) for name, column in sums.items())).collect()
     known = {tuple(row[name] for name in _PLACE): {name: row[name] for name in sums} for row in counted}
-    nothing = dict.fromkeys(sums, 0) | {"from_offset": None, "to_offset": None}
+    nothing = dict.fromkeys(sums, 0) | dict.fromkeys(_ENDS)
     rows = []
     for cluster_id, group, main, _, partition, cut_offset in sorted(cut):
         row = known.get((cluster_id, group, main, partition), nothing)
@@ -109,8 +112,7 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: Cut) -> DataFrame:
         .withColumn("end", F.when(F.col("begin").isNotNull(), F.col("of.to_offset")))
         .groupBy(*place, "begin", "end")
         .agg(
-            F.max("range.from_offset").alias("from_offset"),
-            F.max("range.to_offset").alias("to_offset"),
+            *(F.max(f"range.{name}").alias(name) for name in _ENDS),
             *(F.coalesce(F.sum(f"range.{name}"), F.lit(0)).alias(name) for name in number),
             F.count_if(is_journey & F.col("begin").isNotNull()).alias("traced"),
             F.count_if(is_journey & F.col("begin").isNull()).alias("uncounted"),

@@ -66,10 +66,31 @@ def by_interval(rollup: DataFrame, named: Collection[str]) -> list[Row]:
     return [row.asDict() for row in sums.collect()]
 
 
+def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) -> list[Row]:
+    """Leave out first deliveries of times that workers have not counted: of these only the failures are known.
+
+    ``rows`` are those of ``by_interval``. Time is counted from a handler's first range on, until the last one of the
+    partition that lags most; one that was counted up to the cut does not, however long it has been idle.
+    """
+    begins, ends = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+    for row in ledger:
+        handler = row["group"], row["main"]
+        if row["from_ms"] is not None:
+            begins[handler] = min(row["from_ms"], begins.get(handler, row["from_ms"]))
+            if row["to_offset"] < row["cut_offset"]:
+                ends[handler] = min(row["to_ms"], ends.get(handler, row["to_ms"]))
+
+    def is_counted(row: Row) -> bool:
+        handler, end_ms = (row["group"], row["main"]), row["bin_ms"] + bin_ms
+        return handler in begins and begins[handler] < end_ms <= ends.get(handler, end_ms)
+
+    return list(filter(is_counted, rows))
+
+
 def outages(rows: Iterable[Row], *, bin_ms: int, until_ms: int) -> list[Row]:
     """Return the outages of all handlers, the newest first.
 
-    ``rows`` are those of ``by_interval`` that were the first. Each outage has ``from_ms`` and ``to_ms`` (end of its
+    ``rows`` are those of ``of_counted_time`` that were the first. Each outage has ``from_ms`` and ``to_ms`` (end of its
     first and last failure), ``records`` that failed, their ``share`` of the first deliveries, the share that is
     ``usual``, ``is_over`` (calm intervals followed, or nothing for ``LONGEST_MS`` before ``until_ms``) and its worst
     ``causes``.

@@ -15,7 +15,7 @@ from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import freshness
 from retryapp.pipeline.analysis.counts import DAY_MS, is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
-from retryapp.pipeline.analysis.outages import by_interval, outages
+from retryapp.pipeline.analysis.outages import by_interval, of_counted_time, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.decisions import Decisions, judged
@@ -68,7 +68,7 @@ def collect(
         lengths, letters = more.result()
     finally:
         rollup.unpersist()
-    firsts = [row for row in attempts if row["is_first"]]
+    firsts = [row for row in of_counted_time(attempts, result["ledger"], bin_ms=bin_ms) if row["is_first"]]
     bursts = outages(firsts, bin_ms=bin_ms, until_ms=result["analysed_ms"])
     names = {row["fingerprint"]: row["template"] for row in every}
     for cause in (cause for row in bursts for cause in row["causes"]):

@@ -10,6 +10,7 @@ from retryapp.core.causes import cause_name
 from retryapp.core.classify import DeadReason
 from retryapp.core.text import counted
 from retryapp.lookup.instants import utc_text
+from retryapp.lookup.previews import NO_REPLAY
 
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
 MANY: Final = 5  # so many causes and keys are named one by one
@@ -94,22 +95,25 @@ def _short(error_type: str) -> str:
 
 
 def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the causes that cost most records; what is ignored or resolved is left out, unless it came back."""
+    """Yield the causes with most dead letters; what is ignored or resolved is left out, unless it came back."""
     open_ones = [row for row in facts["causes"] if row["decision"] == "open" or row["change"] == "regressed"]
     back = [row for row in open_ones if row["change"] == "regressed" and row["failures"]]
-    deadly = [row for row in open_ones if row["dead"] and row not in back]
+    deadly = [row for row in open_ones if row["letters"] and row not in back]
     for row in [*back[:MANY], *deadly[:MANY]]:
         name = cause_name(_short(row["error_type"]), None, row["template"])
-        dead = f"{counted(row['dead'], 'dead record')}, {row['reason']}"
+        dead = f"{counted(row['letters'], 'dead record')}, {row['reason']}"
         title = f"Came back: {name}" if row in back else f"{dead}: {name}"
         what = _CHANGES.get(row["change"], "").format(**row, decided=utc_text(row["decided_ms"] or 0)[:10])
         text = f"In {row['main']}; {counted(row['failures'], 'failed attempt')}. {what}"
         text += _REMEDIES.get(row["reason"], _REFUSED)
-        if not row["dead"]:  # of what came back nothing has died yet: there is no dead letter to show
+        if not row["letters"]:  # of what came back nothing has died yet: there is no dead letter to show
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue
-        command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
-        if row["reason"] != DeadReason.GONE.value:  # their values are lost: no replay brings them back
+        newest = shlex.quote(row["examples"][0]["failure_id"])
+        command = _command(facts, f"dead show {newest}")
+        if row["reason"] == DeadReason.CRASHED.value:
+            text += f" No job replays them. This replays one: '{_command(facts, f'dead replay {newest} --force')}'."
+        elif row["reason"] not in NO_REPLAY:
             replay = _command(facts, f"dead replay --cause {row['cause_id']} --why TEXT", row)
             text += f" This brings them back once it is mended: '{replay}'."
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Severity, Subject, examine, quick_findings
-from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, Positions, ensure_topics, read_topic
 from retryapp.kafka.writer import write_together
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -284,3 +285,28 @@ def test_offsets_that_the_broker_forgot(bootstrap, topology, tmp_path):
     gone = found()[f"offset of {main}[0]"]
     assert gone.severity is Severity.PROBLEM
     assert gone.why.startswith("1 record deleted")
+
+
+def test_offsets_that_workers_commit_meanwhile_are_fine(bootstrap, topology, tmp_path, monkeypatch):
+    """Records come, and one lane commits or notes that it has read them, just before the doctor asks how far it is."""
+    operator, main, changelog = Operator(bootstrap), topology.main, topology.pending_changelog
+    topic_id = KafkaAdmin(operator.connection).describe_topics([main])[main].topic_id
+    group_offsets = Positions.group_offsets
+
+    def committed(positions: Positions, group: str, places: Any) -> Any:
+        operator.publish(main, b"1", b"2", partition=0)
+        operator.set_offsets(group, {(main, 0): 2})
+        return group_offsets(positions, group, places)
+
+    def noted(connection: KafkaConnection, topic: str, partitions: list[int]) -> Any:
+        if (topic, partitions) == (changelog, [1]):
+            operator.publish(main, b"1", b"2", partition=1)
+            operator.publish(changelog, marks.progress_value({main: 2}, topic_id), key=marks.PROGRESS, partition=1)
+        return read_topic(connection, topic, partitions=partitions)
+
+    monkeypatch.setattr(Positions, "group_offsets", committed)
+    monkeypatch.setattr(sys.modules[examine.__module__], "read_topic", noted)
+    found = examined(operator, topology.group, (topology,), tmp_path)
+    assert "offsets" not in found
+    assert [name for name, finding in found.items() if name.startswith("offset") and finding.counts] == []
+    assert "partition 1" in found[f"offsets of {main}, expired"].seen

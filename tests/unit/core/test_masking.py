@@ -7,7 +7,8 @@ import json
 import pytest
 
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.masking import Mask, parse_mask
+from retryapp.core.masking import Mask, free, parse_mask
+from retryapp.core.record import Headers
 
 VALUE = '{"id": 1.50, "card": "4111-22", "a/b": {"~": "tilde"}, "items": [{"pin": 9876}, {"pin": 9877, "n": 2}]}'
 
@@ -43,18 +44,23 @@ def test_what_has_a_name_twice_is_not_shown(text: str) -> None:
 
 
 def test_a_text_is_freed_of_masked_values() -> None:
-    """Of headers, and of all that is in a masked field; not of what is too short to be looked for."""
+    """Of headers, and of all that is in a masked field of value or key; not of what is too short to be looked for."""
     mask = parse_mask("X-Token, /card, /items, /n")
+
+    def freed(text: str, headers: Headers, value: bytes | None, key: bytes | None = None) -> str:
+        return free(text, mask.secrets((headers, key, value)))
+
     value = b'{"card": "4111-22", "items": [{"pin": 9876}], "n": 1, "name": "ann"}'
     text = "ann: card 4111-22 with 9876 and tok3n was refused 1 time"
-    assert mask.free(text, (("x-token", b"tok3n"), ("other", b"time")), value) == (
+    assert freed(text, (("x-token", b"tok3n"), ("other", b"time")), value) == (
         "ann: card *** with *** and *** was refused 1 time"
     )
-    assert mask.free("token t0k-3n of ann", (("X-Token", b"Bearer t0k-3n"),), None) == "token *** of ann"
+    assert freed("token t0k-3n of ann", (("X-Token", b"Bearer t0k-3n"),), None) == "token *** of ann"
     name = "José of Ann".encode()
-    assert mask.free(f"name {name} of her", (("X-Token", name),), None) == "name b'***' of her"
-    assert mask.free(text, (), b"\xff") == text
-    assert mask.free(text, (), b"[" * 100_000) == text
+    assert freed(f"name {name} of her", (("X-Token", name),), None) == "name b'***' of her"
+    assert freed(text, (), b"\xff") == text
+    assert freed(text, (), b"[" * 100_000) == text
+    assert freed("no card 4111-22", (), b"\xff", b'{"card": "4111-22"}') == "no card ***"
 
 
 def test_names_of_headers_may_have_any_letters() -> None:

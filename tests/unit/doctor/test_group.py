@@ -52,16 +52,9 @@ def test_states_of_a_group(state: str, changes: dict[str, Any], severity: Severi
 
 def offsets(committed: dict[int, int], traces: dict[int, Trace] | None = None) -> list[Finding]:
     """Judge offsets of a main topic that keeps 10 to 20 in two partitions."""
-    asked: set[int] = set()
-
-    def traced(_: HandlerTopology, number: int) -> Trace:
-        asked.add(number)
-        return (traces or {}).get(number, Trace())
-
     ranges = {"orders": {number: range(10, 20) for number in (0, 1)}}
-    found = list(judge_offsets([ORDERS], {"orders": committed}, ranges, traced))
-    assert asked == {0, 1} - committed.keys(), "the changelog is read only for partitions that lack an offset"
-    return found
+    known = {("orders", number): (traces or {}).get(number, Trace()) for number in {0, 1} - committed.keys()}
+    return list(judge_offsets([ORDERS], {"orders": committed}, ranges, known))
 
 
 def test_an_offset_outside_is_a_problem_with_the_number_of_lost_records() -> None:

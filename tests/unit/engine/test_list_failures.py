@@ -11,6 +11,7 @@ from listed import Listed, failed, out
 from suspected import names
 
 from retryapp.core.batch import Batch
+from retryapp.core.masking import parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import retryable
 from retryapp.core.verdicts import Reject
@@ -119,3 +120,27 @@ async def test_what_is_about_a_record_is_never_said_of_another(error: Callable[[
     async with serving(handler, "1h", *(b"raise %d" % n for n in range(7)), b"7", batch=Batch(8)) as (orders, _):
         assert out(orders) == [b"7"]
         assert len(orders.dead_letters) + len(failed(orders)) == 7
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["raised", "marked"])
+async def test_an_error_of_a_list_is_freed_of_what_is_masked_in_any_of_its_records(*, marks: bool) -> None:
+    """A driver quotes the parameters of the whole call; keys have masked fields, too."""
+
+    async def insert(values: list[bytes], deliveries: list[Delivery]) -> None:
+        keys = [delivery.key for delivery in deliveries]
+        error = ValueError(f"no INSERT [parameters: {values} {keys}]")
+        if not marks:
+            raise error
+        for delivery in deliveries:
+            delivery.fail(error)
+
+    async with MemoryPartition(insert, "1s", batch=Batch(8), mask=parse_mask("/card")) as orders:
+        for n in range(8):
+            await orders.send(b'{"card": "4111-%d"}' % n, key=b'{"card": "k4111-%d"}' % n)
+        await orders.to_rest()
+        letters = orders.dead_letters
+        assert {letter.attempt for letter in letters} == {2}
+        texts = [f"{letter.error_message} {letter.error_trace}" for letter in letters]
+        assert len([text for text in texts if "no INSERT" in text and "***" in text]) == 8
+        assert not [text for text in texts if "4111" in text]
+        assert not [each for each in orders.observer.seen if "4111" in f"{each.message} {each.trace}"]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the pipeline needs PySpark: pip install 'retryapp[spark]'")
 
-from retryapp.pipeline.analysis.outages import LONGEST_MS, outages
+from retryapp.pipeline.analysis.outages import LONGEST_MS, of_counted_time, outages
 
 MINUTE_MS = 60_000
 NOON_MS = 1_900_000_020_000 // MINUTE_MS * MINUTE_MS
@@ -85,6 +85,49 @@ def test_few_deliveries_are_looked_at_over_a_longer_time() -> None:
     ]
     (burst,) = outages(often, bin_ms=1_000, until_ms=NOON_MS)
     assert burst["records"] == 8 * 270
+
+
+def counted(main: str = "orders", **facts: int | None) -> dict[str, Any]:
+    """Return a partition's row of the ledger, counted for the first hour."""
+    usual = {"from_ms": NOON_MS, "to_ms": NOON_MS + 60 * MINUTE_MS, "to_offset": 90, "cut_offset": 99}
+    return {"group": "billing", "main": main, **usual, **facts}
+
+
+@pytest.mark.parametrize("seconds", [15, 30, 59])
+@pytest.mark.parametrize(("each", "usual"), [(1_000, 0.01), (200, 0.05), (50, 0.2), (10, 0.3)])
+def test_failures_beside_which_nothing_is_counted_yet_are_no_outage(seconds: int, each: int, usual: float) -> None:
+    """Workers count once a minute: of the last seconds before the cut only the failures are known."""
+    rows, end = [], 300
+    for number in range(end + seconds):
+        failed = round(each * usual)
+        place = {"group": "billing", "main": "orders", "bin_ms": NOON_MS + number * 1_000, "error_type": "E"}
+        times = {"first_ms": place["bin_ms"], "last_ms": place["bin_ms"] + 999}
+        rows.append({**place, **times, "fingerprint": "down", "records": failed})
+        if number < end:
+            rows.append({**place, **times, "fingerprint": None, "records": each - failed})
+    until_ms = NOON_MS + (end + seconds) * 1_000
+    (wrong,) = outages(rows, bin_ms=1_000, until_ms=until_ms)
+    assert (wrong["share"] > 0.9, wrong["is_over"]) == (True, False), "it needs no guard"
+    ledger = [counted(to_ms=NOON_MS + end * 1_000), counted(to_ms=until_ms)]
+    assert outages(of_counted_time(rows, ledger, bin_ms=1_000), bin_ms=1_000, until_ms=until_ms) == []
+
+
+def test_counted_time_is_that_of_all_partitions_of_a_handler() -> None:
+    """One that has nothing more to count, or never had, keeps no outage of the others out of sight."""
+
+    def minutes(*ledger: dict[str, Any]) -> tuple[int, int]:
+        found = [(row["bin_ms"] - NOON_MS) // MINUTE_MS for row in of_counted_time(rows, ledger, bin_ms=MINUTE_MS)]
+        return min(found), max(found)
+
+    rows = history(120)
+    never = counted(**dict.fromkeys(("from_ms", "to_ms", "to_offset")))
+    assert minutes(counted()) == (0, 59)
+    assert minutes(counted(from_ms=NOON_MS + 20 * MINUTE_MS + 30_000), never) == (20, 59)
+    assert minutes(counted(), counted(from_ms=0, to_ms=NOON_MS + 90 * MINUTE_MS)) == (0, 59)
+    idle = counted(to_offset=99, to_ms=NOON_MS + MINUTE_MS)
+    assert (minutes(idle), minutes(idle, counted())) == ((0, 119), (0, 59))
+    for nothing in ([], [never], [counted("refunds")]):
+        assert of_counted_time(rows, nothing, bin_ms=MINUTE_MS) == []
 
 
 @pytest.mark.timeout(20)
