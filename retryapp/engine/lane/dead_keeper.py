@@ -142,7 +142,12 @@ class DeadLetterKeeper:
         return _REFILL_S if self._end is None else _OPEN_S
 
     async def _refresh(self, table: DeadLetterTable) -> None:
-        first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
+        known_to = table.next_offset
+        first, end = (await self._reader.bounds([self._dlq]))[self._dlq]
+        # of a transaction without an end, committed readers see less than the lane has written to the table
+        if end < known_to and await self._reader.written_end(self._dlq) < known_to:
+            self._drop(CommitLostError(self._lane, f"{self._dlq.topic} was made again, or has lost its end"))
+            return
         gone = True
         while gone:
             gone = table.forget_before(first) > 0

@@ -361,6 +361,56 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
     assert table(lane).find(name(15)) is not None
 
 
+@pytest.mark.parametrize("open_lately", [False, True])
+async def test_letters_of_a_topic_that_was_made_again_replace_the_former_ones(
+    open_lane: OpenLane,
+    topics: Topics,
+    clock: VirtualClock,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    open_lately: bool,
+) -> None:
+    """Or that has lost its end: at the next opening, and by the hour. What it has now has the offsets of others."""
+    for n in range(20):
+        topics.put(DLQ, headers=letter(n))
+    lane = await opened(open_lane())
+    await until(lambda: keeper(lane).known.is_set())
+    publish_letter(topics, lane, 20)
+    topics.records[DLQ].clear()
+    topics.put(DLQ, headers=letter(30))
+    if open_lately:
+        await lane.close()
+        lane = await opened(open_lane())
+    else:
+        await until(lambda: clock.sleeping)
+        clock.advance(3_600_000)
+    await until(lambda: "app.orders.dlq was made again, or has lost its end" in caplog.text)
+    assert not keeper(lane).known.is_set()
+    await until(lambda: clock.sleeping)
+    clock.advance(5_000)
+    await until(lambda: keeper(lane).known.is_set())
+    assert [row.offset for row in table(lane).page(None, 99)] == [0]
+    assert (table(lane).find(name(0)), table(lane).find(name(20))) == (None, None)
+    assert table(lane).find(name(30)) is not None
+
+
+async def test_letters_behind_an_open_transaction_are_no_sign_of_a_topic_that_was_made_again(
+    open_lane: OpenLane, topics: Topics, clock: VirtualClock
+) -> None:
+    """The lane has written them to the table at its commit; committed readers see them once the other has ended."""
+    lane = await opened(open_lane())
+    await until(lambda: keeper(lane).known.is_set())
+    for n in range(3):
+        publish_letter(topics, lane, n)
+    topics.bounds_of[DLQ] = (0, 1)
+    await until(lambda: clock.sleeping)
+    clock.advance(3_600_000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert keeper(lane).known.is_set()
+    assert table(lane).count() == 3
+
+
 async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: Topics) -> None:
     """The same offset on two topics is two letters, also for the next lane; each has a store of its own."""
     named = DLQ._replace(topic=f"{DLQ.topic}.invalid")
