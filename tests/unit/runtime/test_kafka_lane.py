@@ -278,15 +278,17 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
 
 
 async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics: Topics, clock: VirtualClock) -> None:
-    """The lane stays open: this table only answers questions."""
+    """The lane stays open: this table only answers questions. How many letters there are is not known before."""
     for n in range(20):
         topics.put(DLQ, headers=letter(n))
     topics.error = ConnectionError("cut")
     lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
+    assert not lane.letters_counted
     clock.advance(5_000)
     await until(lambda: keeper(lane).known.is_set())
+    assert lane.letters_counted
     assert (table(lane).next_offset, table(lane).count()) == (21, 21)
 
 
@@ -385,7 +387,7 @@ async def test_letters_of_a_topic_that_was_made_again_replace_the_former_ones(
         await until(lambda: clock.sleeping)
         clock.advance(3_600_000)
     await until(lambda: "app.orders.dlq was made again, or has lost its end" in caplog.text)
-    assert not keeper(lane).known.is_set()
+    assert (keeper(lane).known.is_set(), lane.letters_counted) == (False, False)
     await until(lambda: clock.sleeping)
     clock.advance(5_000)
     await until(lambda: keeper(lane).known.is_set())
