@@ -11,6 +11,7 @@ from functional.web.server import Outline, Site, ask, serving
 from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.record import idempotency_key
+from retryapp.web.journeys import Journey
 
 
 async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
@@ -82,6 +83,15 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
     for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
+
+
+async def test_a_journey_of_which_nothing_was_found_in_time_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie in what was not read."""
+    monkeypatch.setattr(site.worker, "read_journey", lambda *_: Journey([], 40_000, complete=False, edited=0))
+    status, _, body = await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77", accept="text/html")
+    assert (status, "Read so far: 40,000 records" in body, "Where it is now" in body) == (200, True, True)
 
 
 async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
