@@ -239,6 +239,14 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
+async def test_a_job_page_says_what_a_job_has_done_in_the_words_of_its_verb(worker: FakeWorker) -> None:
+    for verb, said in (("restore", "restored"), ("discard", "discarded")):
+        for part in (part for some in worker.remembered[MAIN].values() for part in some):
+            part.verb = verb
+        async with pages(worker, ADMIN) as site:
+            assert f"What was {said} stays so." in await site.get(f"{BASE}/jobs/3f9ca81b02")
+
+
 async def test_a_command_about_a_job_that_is_over_is_refused(worker: FakeWorker) -> None:
     """As `retryapp job` says it: no partition has a part that goes on."""
     worker.remembered.clear()
