@@ -152,14 +152,15 @@ def progress_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
+    """Return parts by job and partition, the oldest job first."""
     jobs: dict[str, dict[int, Part]] = {}
     for partition, part in parts:
         jobs.setdefault(part.job, {})[partition] = part
-    return jobs
+    return dict(sorted(jobs.items(), key=lambda each: min(part.since_ms for part in each[1].values())))
 
 
 def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, dict[int, Part]]:
-    """Return the parts that the partitions of a handler remember, by job and partition; the oldest job first."""
+    """Return the parts that the partitions of a handler remember, as `by_job` has them."""
     known = remembered(connection, topology).items()
     return by_job((partition, part) for partition, steering in known for part in steering.parts)
 

@@ -89,3 +89,12 @@ def test_a_job_that_has_refused_none_reads_nothing(events: list[Record]) -> None
         True,
     )
     assert len(events) == 1
+
+
+def test_the_oldest_job_comes_first_whichever_partitions_it_has() -> None:
+    def part(job: str, since_ms: int) -> Part:
+        return Part(job=job, verb="discard", since_ms=since_ms)
+
+    some = [(0, part("new", 300)), (1, part("old", 100)), (2, part("new", 290)), (2, part("between", 200))]
+    assert {name: [*each] for name, each in jobs.by_job(some).items()} == {"old": [1], "between": [2], "new": [0, 2]}
+    assert [*jobs.by_job(some)] == ["old", "between", "new"]
