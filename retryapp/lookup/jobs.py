@@ -75,7 +75,7 @@ def begin(connection: KafkaConnection, topology: HandlerTopology, order: Order, 
     probes = CANARY if order.verb is Verb.REPLAY else 0
     facts: Any = {"verb": order.verb, "filter": order.filter, "every_ms": every_ms, "force": order.force}
     whole = JobPart(upto={}, canary=probes, **facts)
-    parts = shared(whole, scope.letters, scope.upto)
+    parts = shared(whole, scope.letters, scope.upto, complete=scope.complete)
     words = {"id": order.id, "job": order.id, "verb": JobVerb.START, "by": order.by, "why": order.why}
     commands = {number: JobCommand(part=part, **words) for number, part in parts.items()}  # type: ignore[arg-type]
     told = send_to_all(connection, topology, commands, wait_s=wait_s)
