@@ -207,9 +207,9 @@ class RuntimeView:
         """Return how many deliveries have failed here lately, by cause."""
         return self._trends.of(main)
 
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Read one record from Kafka; None when it is no longer there."""
-        return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
+    def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        """Read one record from Kafka; None when it is no longer there. Blocks."""
+        return read_record(self._runtime.connection, topic, partition, offset)
 
     def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of what waits by partition, of the open ones here, the most frequent first."""

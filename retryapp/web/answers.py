@@ -19,7 +19,7 @@ from urllib.parse import quote
 from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
@@ -61,6 +61,8 @@ List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 
 _searches: Final = Turns(4)  # they read topics or decode values: that may take long
 _decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
+_readings: Final = ThreadPoolExecutor(4, thread_name_prefix="readings")
+"""Of single records: a broker that has just gone holds a thread longer than its page waits."""
 
 
 class Answers:
@@ -305,9 +307,8 @@ class Answers:
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
         if (there := place_of(entry, info.main)) is not None:
-            with suppress(TimeoutError, RetryAppError):
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    entry = whole_entry(entry, await self.view.read_record(*there))
+            with suppress(RetryAppError):
+                entry = whole_entry(entry, await self.read_record(*there))
         record = await self._show(question, partial(pending_detail, entry))
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
@@ -354,15 +355,27 @@ class Answers:
         read_from = "{}[{}]@{}".format(*places[-1])
         content: Facts = {**known, "read_from": read_from, "unread": None, "key": None, "value": None}
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                letter = record = await self.view.read_record(*places[0])
-                if len(places) > 1 and letter is not None:
-                    record = await self.view.read_record(*places[1])
-        except TimeoutError:
-            return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
+            letter = record = await self.read_record(*places[0])
+            if len(places) > 1 and letter is not None:
+                record = await self.read_record(*places[1])
         except RetryAppError as error:
             return {**content, "unread": str(error)}
         return await self._show(question, partial(_with_content, content, entry, letter, record))
+
+    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        """Read one record from Kafka; None when it is no longer there.
+
+        Raises:
+            RetryAppError: no broker answers; while that is known, none is asked.
+        """
+        if (silence := self.view.silence()) is not None:
+            raise EnvironmentFault(silence)
+        read = partial(self.view.read_record, topic, partition, offset)
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(_readings, read)
+        except TimeoutError as error:
+            raise EnvironmentFault(f"the broker did not answer within {READ_TIMEOUT_S:g} s") from error
 
     def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting, dead, or what has become of it.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -93,7 +93,7 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
     parts, silent, paused = await answers.parts(main)
     mine: Mapping[int, Part] | None = by_job(parts).get(job)
     if mine is None:  # it has begun just now, or is not of this handler
-        mine = (await asyncio.to_thread(answers.view.on_topics, main, steering.parts_of)).get(job)
+        mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
     if mine is None:
         hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
         raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)

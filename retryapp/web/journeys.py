@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX
-from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
+from retryapp.web.answers import Answers, origin_asked
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
 from retryapp.web.figures import web_url
 from retryapp.web.query import Question
@@ -88,9 +87,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
 async def _begun(answers: Answers, origin: Origin) -> int | None:
     """Return the timestamp of the record itself; None where it is gone."""
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            record = await answers.view.read_record(origin.topic, origin.partition, origin.offset)
-    except (TimeoutError, RetryAppError):
+        record = await answers.read_record(origin.topic, origin.partition, origin.offset)
+    except RetryAppError:
         return None
     known = record is not None and 0 < record.timestamp_ms <= answers.now_ms()
     return record.timestamp_ms if record is not None and known else None

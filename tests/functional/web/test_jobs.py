@@ -158,7 +158,7 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
 
 
 async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes, too: what waits for workers or reads topics has threads of its own."""
+    """What waits for workers or topics has threads of its own; probes do without the loop's, which others take."""
     loop, begun, over = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))
 
@@ -169,6 +169,7 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
 
     for name in ("on_topics", "read_range"):
         monkeypatch.setattr(worker, name, wait)
+    monkeypatch.setattr(worker, "read_record", lambda *asked: wait(*asked) or None)
     record = f"{GROUP}/{MAIN}@kq8G0bTz/0/1"
     async with pages(worker, ADMIN) as site:
         waiting = [
@@ -177,13 +178,18 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
             site.get(f"{BASE}/jobs/new?verb=replay&all=1"),
             site.get(f"{BASE}/journey?id={record}"),
             site.get(f"{BASE}/dead?message=x"),
+            site.get(f"{BASE}/dead/1/9"),
+            site.get(f"{BASE}/jobs/begun-just-now"),
         ]
-        going = [asyncio.create_task(each) for each in waiting]
+        going: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in waiting]
         try:
             async with asyncio.timeout(10):
-                for _ in going:
+                for _ in waiting:
                     await begun.acquire()
-                assert '"ok": true' in await site.get("/retries/health")
+                assert "Newest first" in await site.get(f"{BASE}/dead")
+                going.append(asyncio.create_task(asyncio.to_thread(over.wait)))  # as a handler may
+                for probe in ("health", "ready"):
+                    assert '"ok": true' in await site.get(f"/retries/{probe}")
         finally:
             over.set()
             await asyncio.gather(*going)

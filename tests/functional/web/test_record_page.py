@@ -58,6 +58,8 @@ async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Site
     status, _, body = await site.get(f"{BASE}/dead/0/238")
     assert status == 200
     assert "no Kafka broker answers" in body
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    assert (await site.facts(f"{BASE}/dead/0/238"))["record"]["unread"] == worker.silent, "none is asked then"
 
 
 async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> None:

@@ -290,7 +290,7 @@ class FakeWorker(RuntimeView):
         return self.failing if main == MAIN else None
 
     @override
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+    def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
