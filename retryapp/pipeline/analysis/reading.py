@@ -146,8 +146,8 @@ def _read_event(value: bytes) -> Said:
     elif isinstance(event, Held):
         facts |= {"replays": 0, "attempt": 0, "delivery": 0, "ended_ms": event.at_ms}
     for name, most in _MOST.items():
-        if facts.get(name, 0) > most:
-            raise DamagedEventError(f"{name}: {facts[name]} is more than {most}")
+        if abs(facts.get(name, 0)) > most:
+            raise DamagedEventError(f"{name}: {facts[name]} is out of range")
     return tuple(map(facts.get, _NAMES))
 
 
