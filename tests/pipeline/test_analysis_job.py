@@ -194,6 +194,17 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     assert job.collect()["totals"]["failed"] == 2
 
 
+def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command: Spark's failures are the surroundings', and none of the program."""
+    for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
+        file.write_bytes(b"overwritten")
+        file.with_name(f".{file.name}.crc").unlink()
+    for name in ("causes", "report"):
+        assert retryapp(["pipeline", name, "--lake", copied.lake.uri, "--json"]) == ExitCode.ENVIRONMENT
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["type"], error["message"].split(":")[0]) == ("JobFailedError", f"the {name} job failed")
+
+
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed

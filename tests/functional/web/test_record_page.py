@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.server import Outline, Site, ask, serving
-from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata
+from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata, metadata
 
 from retryapp.core.record import idempotency_key
 from retryapp.web.journeys import Journey
@@ -123,7 +123,7 @@ async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Site, worker: 
 async def test_failure_id_leads_to_its_record(site: Site) -> None:
     """Waiting and dead records are found by the id that logs and headers have."""
     for failure_id, target in (
-        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001"),
+        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001?topic_id=kq8G0bTz"),
         ("billing/shop.orders@kq8G0bTz/0/2119", f"{BASE}/dead/0/238"),
     ):
         status, headers, _ = await site.get(f"{BASE}/find?id={failure_id}")
@@ -131,6 +131,29 @@ async def test_failure_id_leads_to_its_record(site: Site) -> None:
         assert (await site.get(target))[0] == 200
     _, headers, _ = await site.get(f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/2119&format=json")
     assert headers["Location"] == f"{BASE}/dead/0/238?format=json"
+
+
+async def test_records_of_a_former_main_topic_have_pages_of_their_own(site: Site, worker: FakeWorker) -> None:
+    """The topic was deleted and made again: list and failure id lead to the record of the old one, not of the new."""
+    md = metadata(10_001)
+    former = replace(md, origin=replace(md.origin, topic_id="oLdTopic"))
+    worker.wait(former, key=None, value=b'"of the former topic"')
+    target = f"{BASE}/pending/0/10001?topic_id=oLdTopic"
+    assert f'href="{target}"' in (await site.get(f"{BASE}/pending?limit=500"))[2]
+    assert (await site.facts(target))["record"]["value"]["text"] == '"of the former topic"'
+    assert (await site.facts(f"{BASE}/pending/0/10001"))["record"]["failure_id"] == md.failure_id
+    for record in (md, former):
+        _, headers, _ = await site.get(f"{BASE}/find?id={quote(record.failure_id)}")
+        assert headers["Location"].endswith(f"?topic_id={record.origin.topic_id}")
+
+
+async def test_a_too_large_letter_of_a_former_main_topic_has_no_value(site: Site, worker: FakeWorker) -> None:
+    """What the new topic has at that offset is another record."""
+    letter = dead_metadata(8, 1, reason="too-large")
+    worker.bury(900, replace(letter, origin=replace(letter.origin, topic_id="oLdTopic")), value=b"")
+    record = (await site.facts(f"{BASE}/dead/1/900"))["record"]
+    assert "no longer on the topic" in record["unread"]
+    assert record["value"] is None
 
 
 async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:
