@@ -226,12 +226,12 @@ class Answers:
         """Return one page of dead letters of the group, the newest first."""
         wanted, infos = question.wanted, self._partitions(question)
         asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
-        narrow = question.marked or question.is_narrow
-        facts, (total, whole, about) = await asyncio.gather(
+        facts, (total, _, about) = await asyncio.gather(
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
-        total, of = (None, whole) if narrow else (total, None)
+        total = None if question.marked or question.is_narrow else total
+        of = None  # a page looks at marked letters too, which no table counts
         return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:

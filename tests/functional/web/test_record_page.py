@@ -102,6 +102,15 @@ async def test_a_journey_is_read_from_before_its_record_whatever_the_producers_c
     assert asked == [NOW_MS - 3_000_000, None]
 
 
+async def test_a_journey_of_which_nothing_was_found_in_time_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie in what was not read."""
+    monkeypatch.setattr(site.worker, "read_journey", lambda *_: Journey([], 40_000, complete=False, edited=0))
+    status, _, body = await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77", accept="text/html")
+    assert (status, "Read so far: 40,000 records" in body, "Where it is now" in body) == (200, True, True)
+
+
 async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
     """On its partition; the newest has no newer one."""
     links = Outline((await site.get(f"{BASE}/dead/0/236"))[2]).links
