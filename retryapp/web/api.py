@@ -187,7 +187,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
                record=_model(
                    "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
                )),
-        {},
+        {"topic_id": _STRING},
     ),
     "/{main}/dead": (
         _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
