@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.server import Outline, Site, ask, serving
-from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata, metadata
+from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
 
-from retryapp.core.record import idempotency_key
+from retryapp.core.record import Origin, Record, idempotency_key
 from retryapp.web.journeys import Journey
 
 
@@ -83,6 +83,23 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
     for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
+
+
+async def test_a_journey_is_read_from_before_its_record_whatever_the_producers_clock(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an hour ahead of the brokers'; a record of a topic that was made again says nothing of a former one."""
+    asked = list[int | None]()
+
+    def read_journey(_main: str, _origin: Origin, since_ms: int | None, _go_on: object) -> Journey:
+        asked.append(since_ms)
+        return Journey(steps(), 12, complete=True, edited=0)
+
+    monkeypatch.setattr(worker, "read_journey", read_journey)
+    worker.records[MAIN, 0, 77] = Record(MAIN, 0, 77, NOW_MS + 600_000, None, b"")
+    for topic_id in ("kq8G0bTz", "oLdTopic"):
+        await site.facts(f"{BASE}/journey?id=billing/shop.orders@{topic_id}/0/77")
+    assert asked == [NOW_MS - 3_000_000, None]
 
 
 async def test_a_journey_of_which_nothing_was_found_in_time_says_so(
