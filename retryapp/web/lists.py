@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
@@ -195,6 +196,8 @@ def dead_here(
     sought: Facts = {"cause": wanted.cause, "key": None if wanted.key is None else wanted.key.encode()}
     if wanted.deep:
         sought = {}  # neighbours are read together
+    if wanted.cause == OTHER_CAUSE:  # only the index tells
+        sought["cause"], wanted = OTHER_CAUSE, wanted.model_copy(update={"cause": None})
     streams = []
     for number in chosen:
         for letters in (None, *info.dead_letters):

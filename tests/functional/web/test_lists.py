@@ -153,6 +153,20 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     assert (await site.facts(asked))["total"] is None
 
 
+async def test_letters_of_further_causes_are_listed_and_searched_and_no_job_is_offered(
+    site: Site, worker: FakeWorker
+) -> None:
+    """The index tells which they are: no filter of a job could."""
+    worker.bury(900, dead_metadata(7_777, error_message="no shard 12"))
+    worker.bury(902, dead_metadata(7_778))
+    others = [replace(row, cause_id=OTHER_CAUSE) for row in worker.letters[0][-2:]]
+    worker.letters[0][-2:] = others
+    for more, found in (("", [900, 902]), ("&message=shard", [900]), ("&key=customer-8", [])):
+        asked = f"{BASE}/dead?cause={OTHER_CAUSE}{more}"
+        assert sorted(each["offset"] for each in (await site.facts(asked))["records"]) == found
+        assert not any("/jobs/new" in link for link in Outline((await site.get(asked))[2]).links)
+
+
 async def test_the_number_of_what_waits_of_a_cause_is_said(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
