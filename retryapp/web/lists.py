@@ -186,7 +186,8 @@ def dead_here(
 
     `search` decodes values in which a field is looked for.
     """
-    chosen = [number for number in _open(infos) if question.partition in (None, number)]
+    asked = chosen_of(infos, question)
+    chosen = _open(item for item in asked if item.dead is not None)  # else its topics are still being read
     before, wanted = question.before, question.wanted
     error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
     if wanted.until_ms is not None:
@@ -273,7 +274,7 @@ def _with(offsets: tuple[int, int] | None, offset: int) -> tuple[int, int]:
     return min(first, offset), max(stop, offset + 1)
 
 
-def _open(infos: Sequence[PartitionInfo]) -> list[int]:
+def _open(infos: Iterable[PartitionInfo]) -> list[int]:
     return [item.partition for item in infos if item.state == OPEN]
 
 

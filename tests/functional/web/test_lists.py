@@ -234,6 +234,15 @@ async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: Fa
     assert (status, headers["Location"]) == (303, f"{BASE}/dead/0/238?letters=in-valid")
 
 
+async def test_a_partition_whose_dead_letters_are_still_being_read_is_left_out(site: Site, worker: FakeWorker) -> None:
+    """The newest come last: what is known would look like all, or as if there were none."""
+    worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], dead=None, dead_behind=200)
+    listed = await site.facts(f"{BASE}/dead?limit=500")
+    assert 0 in listed["partitions_left_out"]
+    assert {line["partition"] for line in listed["records"]} == {1}
+    assert (await site.facts(f"{BASE}/dead?partition=0"))["partitions_left_out"] == [0]
+
+
 @pytest.mark.parametrize("holds", ["circuit", "rate"])
 async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWorker, holds: str) -> None:
     """In the list and on its page; one that is not due waits for its time."""
