@@ -123,14 +123,19 @@ class RuntimeView:
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
 
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        placed = self._open(main, partition)
+    def topic_id(self, main: str) -> str:
+        """Return the id of a main topic: what waits or is dead may be of a former one of its name."""
+        return self._runtime.served[main].topic_id
+
+    def pending_find(self, origin: Origin) -> PendingEntry | None:
+        placed = self._open(origin.topic, origin.partition)
         table = placed.transport.pending if placed else None
-        origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
         key = table.find(identity_of(origin)) if table else None
         value = table.get(key) if table and key else None
-        most = self._max_attempts(main)
-        return PendingEntry(partition=partition, key=key, value=value, max_attempts=most) if key and value else None
+        if not key or not value:
+            return None
+        most = self._max_attempts(origin.topic)
+        return PendingEntry(partition=origin.partition, key=key, value=value, max_attempts=most)
 
     def dead_page(
         self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None

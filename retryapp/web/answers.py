@@ -31,7 +31,6 @@ from retryapp.lookup.records import (
     known_sum,
     payloads,
     pending_detail,
-    pending_summary,
     place_of,
     whole_entry,
 )
@@ -227,12 +226,12 @@ class Answers:
         """Return one page of dead letters of the group, the newest first."""
         wanted, infos = question.wanted, self._partitions(question)
         asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
-        narrow = question.marked or question.is_narrow
-        facts, (total, whole, about) = await asyncio.gather(
+        facts, (total, _, about) = await asyncio.gather(
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
-        total, of = (None, whole) if narrow else (total, None)
+        total = None if question.marked or question.is_narrow else total
+        of = None  # a page looks at marked letters too, which no table counts
         return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
@@ -297,7 +296,8 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         partition, offset = question.at()
         self.get_open_partition_or_404(partition, question)
-        entry = self.view.pending_find(info.main, partition, offset)
+        topic_id = question.topic_id or self.view.topic_id(info.main)
+        entry = self.view.pending_find(Origin(info.main, topic_id, partition, offset))
         if entry is None:
             raise not_found(
                 "not-pending",
@@ -357,7 +357,8 @@ class Answers:
         try:
             letter = record = await self.read_record(*places[0])
             if len(places) > 1 and letter is not None:
-                record = await self.read_record(*places[1])
+                is_there = origin["topic_id"] == self.view.topic_id(question.main)  # else another has its offset
+                record = await self.read_record(*places[1]) if is_there else None
         except RetryAppError as error:
             return {**content, "unread": str(error)}
         return await self._show(question, partial(_with_content, content, entry, letter, record))
@@ -391,9 +392,8 @@ class Answers:
         if item is not None and item.state == ELSEWHERE and question.query.get("here"):
             return f"{base}/journey?id={quote(same, safe='')}"  # browsers send no form on to another worker
         self.get_open_partition_or_404(origin.partition, question)
-        waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
-        if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
-            return f"{base}/pending/{origin.partition}/{origin.offset}"
+        if self.view.pending_find(origin) is not None:
+            return f"{base}/pending/{origin.partition}/{origin.offset}?topic_id={quote(origin.topic_id, safe='')}"
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None and is_open(dead.row.mark):
             return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))

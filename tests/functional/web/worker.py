@@ -146,9 +146,12 @@ class FakeWorker(RuntimeView):
         return rows[:limit]
 
     @override
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        identity = identity_of(Origin(main, TOPIC_ID, partition, origin_offset))
-        return next((row for row in self.waiting if row.key.endswith(identity)), None)
+    def topic_id(self, _main: str) -> str:
+        return TOPIC_ID
+
+    @override
+    def pending_find(self, origin: Origin) -> PendingEntry | None:
+        return next((row for row in self.waiting if row.key.endswith(identity_of(origin))), None)
 
     @override
     def dead_page(
