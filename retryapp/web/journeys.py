@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -22,7 +21,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX
-from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
+from retryapp.web.answers import Answers, origin_asked
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
 from retryapp.web.figures import web_url
 from retryapp.web.query import Question
@@ -30,6 +29,8 @@ from retryapp.web.turns import Turns
 
 READ_S: Final = 5.0
 """How long a page reads topics for one record."""
+AHEAD_MS: Final = 3_600_000
+"""How far the clock of a producer may be ahead: brokers take no more by default (`message.timestamp.after.max.ms`)."""
 MOST_PLANNED: Final = 20
 _REPLAYED: Final = ""
 """Kind of a copy whose letter's mark is the step that is shown."""
@@ -86,14 +87,15 @@ async def journey(answers: Answers, question: Question) -> Facts:
 
 
 async def _begun(answers: Answers, origin: Origin) -> int | None:
-    """Return the timestamp of the record itself; None where it is gone."""
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            record = await answers.view.read_record(origin.topic, origin.partition, origin.offset)
-    except (TimeoutError, RetryAppError):
+    """Return an instant before the record was sent; None where it is gone, with its topic or without."""
+    if origin.topic_id != answers.view.topic_id(origin.topic):
         return None
-    known = record is not None and 0 < record.timestamp_ms <= answers.now_ms()
-    return record.timestamp_ms if record is not None and known else None
+    try:
+        record = await answers.read_record(origin.topic, origin.partition, origin.offset)
+    except RetryAppError:
+        return None
+    since_ms = 0 if record is None else record.timestamp_ms - AHEAD_MS
+    return since_ms if 0 < since_ms <= answers.now_ms() else None
 
 
 def planned(text: str, last: Facts) -> list[Facts]:

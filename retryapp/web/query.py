@@ -67,6 +67,8 @@ class Question:
     """Records on the pages before."""
     marked: bool = False
     """Also dead letters that are not open any more: replayed, discarded, handled."""
+    topic_id: str | None = None
+    """Id of the main topic that a record is of; None: of the one that there is now."""
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
@@ -130,6 +132,7 @@ def question_of(
         before=None if "before" not in given else place_of(given["before"]),
         seen=_number(given, "seen", 0, 2**53) or 0,
         marked="marked" in given,
+        topic_id=given.get("topic_id"),
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,

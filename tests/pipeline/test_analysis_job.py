@@ -26,7 +26,7 @@ from retryapp.pipeline.positions import DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep
+from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,6 +194,35 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     assert job.collect()["totals"]["failed"] == 2
 
 
+def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command: Spark's failures are the surroundings', and none of the program."""
+    for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
+        file.write_bytes(b"overwritten")
+        file.with_name(f".{file.name}.crc").unlink()
+    for name in ("causes", "report"):
+        assert retryapp(["pipeline", name, "--lake", copied.lake.uri, "--json"]) == ExitCode.ENVIRONMENT
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["type"], error["message"].split(":")[0]) == ("JobFailedError", f"the {name} job failed")
+
+
+@pytest.mark.extended
+def test_what_was_erased_is_not_lost(spark: SparkSession, lake: Lake) -> None:
+    """Workers have counted it; what is missing of later ranges is told."""
+    job, archive = Analysts(spark, lake), Archive()
+    for offset in range(3):
+        archive.failed(offset, 1, key=hash_key(b"ada", lake.salt) if offset else "other")
+    archive.counted(0, 10, ok=6, failed=4)  # one was on its topic still, and is not archived any more
+    job.append(archive)
+    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
+    assert job.analyse(10).is_sound
+    (ledger,) = job.collect()["ledger"]
+    assert (ledger["failed"], ledger["pending"], ledger["lost"]) == (4, 1, 0)
+    archive.counted(10, 20, ok=9, failed=1, from_ms=NOON_MS + MINUTE_MS + 1)
+    job.append(archive)
+    (found,) = [verdict for verdict in job.analyse(20).verdicts if verdict.is_error]
+    assert (found.name, found.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
+
+
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed
@@ -267,6 +296,7 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, la
     job, archive = Analysts(spark, lake), Archive()
     for offset in range(20):
         archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
+    archive.counted(0, 21, ok=0, failed=21)
     archive.failed(20, 1, started_ms=253_402_300_000_000)
     for first in range(21, 41):
         archive.counted(first, first + 1, ok=1, failed=0)

@@ -215,7 +215,7 @@ def _expired(run: Run, metadata: RetryMetadata) -> Turn:
 def _waiting(headers: Headers) -> RetryMetadata:
     metadata = decode_metadata(headers)
     if metadata is None or metadata.due_at_ms is None:
-        raise DamagedMetadataError(RETRY_DUE_MS, None, "a record that waits has a due time")
+        raise DamagedMetadataError(RETRY_DUE_MS, "a record that waits has a due time")
     return metadata
 
 

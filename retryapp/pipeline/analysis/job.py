@@ -20,6 +20,7 @@ from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_
 from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.analysis.rollup import MOST_BINS, delays, fitting_length, rollup
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, READINGS_TABLE, ROLLUP_TABLE
+from retryapp.pipeline.erasures import Erasures
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
@@ -54,7 +55,9 @@ class Analysis:
 
     def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
         self._spark = spark
-        self._gaps = Gaps(Facts(spark, lake))
+        facts = Facts(spark, lake)
+        self._gaps = Gaps(facts)
+        self._erasures = Erasures(facts)
         self._derived = Derived(spark, lake)
         self._tables = Tables(spark, lake)
         self._now_ms = now_ms
@@ -126,7 +129,9 @@ class Analysis:
 
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
-            return {"ledger": counts.ledger(journeys, progress, cut), "offenders": offenders(journeys)}
+            erased_ms = max(self._erasures.reach().values(), default=-1)
+            ledger = counts.ledger(journeys, progress, cut, erased_ms=erased_ms)
+            return {"ledger": ledger, "offenders": offenders(journeys)}
 
         try:
             with beside(self._spark, check) as checked:
@@ -147,7 +152,7 @@ class Analysis:
             *of_readings,
             *of_journeys,
             *of_progress,
-            *checks.of_ledger(found["ledger"]),
+            *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
             checks.known_offsets(forgotten),
             checks.known_topics([f"{each.group} {main}" for each in taken for main in each.gone]),

@@ -146,9 +146,12 @@ class FakeWorker(RuntimeView):
         return rows[:limit]
 
     @override
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        identity = identity_of(Origin(main, TOPIC_ID, partition, origin_offset))
-        return next((row for row in self.waiting if row.key.endswith(identity)), None)
+    def topic_id(self, _main: str) -> str:
+        return TOPIC_ID
+
+    @override
+    def pending_find(self, origin: Origin) -> PendingEntry | None:
+        return next((row for row in self.waiting if row.key.endswith(identity_of(origin))), None)
 
     @override
     def dead_page(
@@ -290,7 +293,7 @@ class FakeWorker(RuntimeView):
         return self.failing if main == MAIN else None
 
     @override
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+    def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
