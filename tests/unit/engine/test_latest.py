@@ -18,6 +18,7 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 MAIN = TopicPartition("orders", 0)
 LATEST: dict[str, Any] = {"concurrency": 9, "order": Order.LATEST}
+ALONE: dict[str, Any] = {"max_in_flight": 1, "order": Order.LATEST}
 
 
 def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
@@ -135,7 +136,7 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
         transport.clock.advance(120_000)
         transport.append(MAIN, b"b", b"other")
         transport.append(MAIN, b"a", b"2")
-        async with serving(Gate(), "1m 1m", transport=transport, max_in_flight=1, **LATEST) as (orders, gate):
+        async with serving(Gate(), "1m 1m", transport=transport, **ALONE) as (orders, gate):
             await orders.advance(int(READ_S * 1_000) - 1)
             assert gate.started == [b"other"]
             if patient:
@@ -299,7 +300,10 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
         await orders.send(b"other", key=b"b")
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"other", b"2"]
-    async with serving(Gate(), "1m 1m", transport=orders.transport, max_in_flight=1, **LATEST) as (orders, gate):
+    async with serving(Gate(), "1m 1m", transport=orders.transport, **ALONE) as (
+        orders,
+        gate,
+    ):
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.advance(1_000)
         assert (gate.started, orders.waiting) == ([b"other"], {"replay": 1})
