@@ -127,10 +127,11 @@ async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, 
         listed = await site.facts(f"{BASE}/dead?error_type={kind}")
         assert [each["offset"] for each in listed["records"]] == [900 + len(kind)]
         assert (listed["total"], listed["of"], listed["error_type"]) == (None, None, kind)
-        links = Outline((await site.get(f"{BASE}/dead?error_type={kind}"))[2]).links
-        assert {link for link in links if "/jobs/new" in link} == {
-            f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in ("replay", "discard")
-        }
+        for more, verbs in (("", ("replay", "discard")), ("&marked=1", ("replay", "discard", "restore"))):
+            links = Outline((await site.get(f"{BASE}/dead?error_type={kind}{more}"))[2]).links
+            assert {link for link in links if "/jobs/new" in link} == {
+                f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in verbs
+            }
     worker.wait(metadata(6_000, error_type="app.Declined"), key=b"k", value=b"{}")
     listed = await site.facts(f"{BASE}/pending?error_type=app.Declined")
     assert ([each["origin_offset"] for each in listed["records"]], listed["total"]) == ([6_000], None)
