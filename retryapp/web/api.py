@@ -219,7 +219,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
-               main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
+               main=str, jobs=_many(_Job), silent=list[str]),
         {},
     ),
     "/{main}/jobs/new": (

@@ -54,13 +54,7 @@ async def jobs(answers: Answers, question: Question) -> Facts:
     parts, silent, _ = await answers.parts(info.main)
     found = [job_facts(job, each) for job, each in by_job(parts).items()]
     going_on = any(each["state"] == PartState.RUNNING for each in found)
-    facts: Facts = {
-        "main": info.main,
-        "jobs": found[::-1],
-        "silent": silent,
-        "verbs": [Verb.REPLAY, Verb.DISCARD, Verb.RESTORE],
-    }
-    return {**facts, "live_s": LIVE_S if going_on else None}
+    return {"main": info.main, "jobs": found[::-1], "silent": silent, "live_s": LIVE_S if going_on else None}
 
 
 async def job(answers: Answers, question: Question) -> Facts:

@@ -323,6 +323,19 @@ async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait
             assert await walk(one, f"{BASE}/pending?format=json&limit={limit}") == [*range(12)]
 
 
+async def test_a_page_of_the_longest_messages_comes_from_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JSON each of their letters is six or twelve bytes."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = FakeWorker(infos=[handler(partitions=1)]), FakeWorker(infos=[handler(partitions=1)])
+    for offset in range(500):
+        right.wait(metadata(offset, error_message="\N{GRINNING FACE}" * 400), key=None, value=b"{}")
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, pending=500)]
+        listed = await facts(one, f"{BASE}/pending?limit=500")
+        assert (len(listed["records"]), listed["partitions_left_out"]) == (500, [])
+
+
 @pytest.mark.parametrize("kind", ["dead", "pending"])
 async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, kind: str
