@@ -246,9 +246,8 @@ def failure_id_of(headers: Headers) -> str | None:
     pairs = [(name, value) for name, value in headers if name in _NAMES_OF_A_FAILURE and value is not None]
     if len(pairs) != len(_NAMES_OF_A_FAILURE):
         return None
-    read = HeaderReader(dict(pairs))
     try:
-        name = failure_id(read.name(RETRY_GROUP), read.origin())
+        name = HeaderReader(dict(pairs)).failure_id()
         parse_failure_id(name)  # a group with a slash makes none
     except DamagedMetadataError:
         return None
@@ -329,6 +328,13 @@ class HeaderReader:
         if value is None:
             raise _missing(RETRY_ORIGIN)
         return parse_origin(value.decode("ascii", "replace"))
+
+    def failure_id(self) -> str:
+        """Read which failure it is; the names of our groups are not longer than those in headers."""
+        group = self.name(RETRY_GROUP)
+        if len(group.encode()) > MAX_NAME_BYTES:
+            raise DamagedMetadataError(RETRY_GROUP, f"is longer than {MAX_NAME_BYTES} bytes")
+        return failure_id(group, self.origin())
 
     def flag(self, header: str) -> bool:
         value = self.found.get(header)

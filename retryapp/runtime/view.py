@@ -360,8 +360,7 @@ class RuntimeView:
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
-            topics = self._runtime.served[place[0]].handler.topology.dlqs
-            whole = len(dead) == len(topics) and not self._runtime.behind(*place)[1]
+            whole = placed.transport.letters_counted and not self._runtime.behind(*place)[1]
             known = PartitionInfo(
                 partition=place[1],
                 state=_IDLE,

@@ -58,7 +58,7 @@ def placed(table: RocksPendingTable) -> Any:
             context=SimpleNamespace(pace=Pace()),
         ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=table, dead={}),
+        transport=SimpleNamespace(pending=table, dead={}, letters_counted=False),
     )
 
 
