@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -175,7 +176,7 @@ def status(
     facts = {"lake": opened.uri, "now_ms": now_ms, "topics": topics, "open_erasures": erasures}
     lines = [
         f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): if none "
-        f"is running, 'retryapp pipeline erase --resume --lake {opened.uri}' finishes it"
+        f"is running, 'retryapp pipeline erase --resume --lake {quote(opened.uri)}' finishes it"
         for erasure in erasures
     ]
     emit(facts, "\n".join([outlook_text(topics, now_ms), *lines]), as_json=as_json)

@@ -141,7 +141,7 @@ def test_what_is_missing_is_named(command: Command, connection: KafkaConnection,
 
     where = ("--broker", connection.bootstrap, "--group", "unknown")
     for words in (("gaps",), ("report",), ("causes",), ("vacuum",), ("status", *where)):
-        says("no archive yet. Run 'retryapp pipeline archive'", 3, "TableMissingError", *words)
+        says("no archive yet. Run 'retryapp pipeline archive' with this --lake", 3, "TableMissingError", *words)
     assert not (tmp_path / "lake").exists()
     says("--group", 3, "GroupMissingError", "archive", *where)
     says("no archive yet", 3, "TableMissingError", "vacuum")
