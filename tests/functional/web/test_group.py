@@ -182,6 +182,14 @@ async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
             assert not {"Authorization", "Cookie"} & set(request.headers)
 
 
+async def test_a_list_passes_on_its_filters_alone() -> None:
+    """Whatever else is in an address, as a token of a proxy, is no concern of the others."""
+    async with answering(garbage) as (peer, asked), serving(owner(peer)) as url:
+        await facts(url, f"{BASE}/dead?cause=c1-3f9ca81b02&since=1h&marked=1&limit=7&token=secret&refresh=5")
+        (listed,) = (request for request in asked if request.path == f"{peers.PART}/{MAIN}/dead")
+        assert dict(listed.query) == {"cause": "c1-3f9ca81b02", "since": "1h", "marked": "1", "limit": "7"}
+
+
 async def test_a_worker_of_another_group_is_no_neighbour() -> None:
     """It may have got the address, and a handler of the same topic: its numbers were shown as this group's."""
     stranger = other()
