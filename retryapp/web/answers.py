@@ -262,7 +262,7 @@ class Answers:
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
         """Merge what all workers list, and say what is left out."""
         chosen = chosen_of(infos, question)
-        asked = self.peers.read(chosen, question.main, question.address(kind))
+        asked = self.peers.read(chosen, question.main, question.list_address(kind))
         answers, ours = await asyncio.gather(asked, own(question, chosen))
         return {
             "main": question.main,

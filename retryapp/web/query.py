@@ -9,7 +9,7 @@ Cursors are opaque to a reader and mean a place, not a page number, so that a li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -30,6 +30,8 @@ _FORMS: Final = {
     "header": "NAME=TEXT, as tenant=acme, of at most 400 characters",
     "field": "/POINTER=TEXT, as /customer/id=17, of at most 400 characters",
 }
+_OF_LISTS: Final = frozenset({*FILTERS, "since", "until", "limit", "partition", "after", "before", "marked"})
+"""What tells one list from another."""
 MAX_REFRESH_S: Final = 3_600
 _MAX_DIGITS: Final = 19
 
@@ -83,6 +85,11 @@ class Question:
         rest = {name: value for name, value in self.query.items() if name != "routed"}
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
+
+    def list_address(self, path: str) -> str:
+        """Return the address of a list of another worker: with what this one is of, and nothing else of the request."""
+        asked = {name: value for name, value in self.query.items() if name in _OF_LISTS}
+        return replace(self, query=asked).address(path)
 
     @property
     def is_narrow(self) -> bool:

@@ -41,10 +41,11 @@ class Analysts:
     spark: SparkSession
     lake: Lake
 
-    def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092") -> Analysed:
+    def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
         taken = TakenCut(GROUP, cut(*offsets), {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([taken], broker=broker)
+        job = Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS)
+        return job.run([taken], broker=broker, client_config=login)
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -138,6 +139,9 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     ]
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
     assert [check["name"] for check in report["checks"] if check["failures"]] == ["the archive is fresh"]
+    for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
+        report = collect(job.spark, job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
+        assert [check["name"] for check in report["checks"] if check["failures"]] == failing
 
 
 def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(
@@ -250,8 +254,9 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, 
     shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
     again = job.analyse(5)
     assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
-    moved = job.analyse(5, broker="kafka-2:9092")
-    assert (moved.run_id, (derived.result() or {})["broker"]) == (again.run_id, "kafka-2:9092")
+    moved = job.analyse(5, broker="kafka-2:9092", login="/etc/me")
+    result = derived.result() or {}
+    assert (moved.run_id, result["broker"], result["client_config"]) == (again.run_id, "kafka-2:9092", "/etc/me")
 
 
 def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: SparkSession) -> None:
@@ -372,5 +377,13 @@ def test_decisions_about_causes(copied: Analysts, capsys: pytest.CaptureFixture[
     assert run("--reopen", name, "--by", "bob")[0][2:] == ("open", None, None)
     # the records failed in 2030: after any decision of today
     assert run("--resolve", name, "--topic", MAIN, "--by", "ann")[0][2:] == ("resolved", "ann", "regressed")
+    capsys.readouterr()
+    with patch("retryapp.cli._analyse.SystemClock") as clock:
+        for hours, is_older in ((1, False), (3, True)):
+            clock.return_value.wall_ms.return_value = NOON_MS + hours * 60 * MINUTE_MS
+            assert retryapp(["pipeline", "causes", "--lake", copied.lake.uri, "--json", "--since", "2h"]) == 0
+            said = capsys.readouterr()
+            assert json.loads(said.out)["analysed_ms"] == NOON_MS
+            assert ("older than the window" in " ".join(said.err.split())) == is_older
     titles = [entry["title"] for entry in copied.collect()["todo"]]
     assert [title for title in titles if title.startswith("Came back")]

@@ -19,6 +19,7 @@ WARN: Final = "warn"
 EXAMPLES: Final = 5
 FEW: Final = 10_000  # of fewer rows a tenth at each end may lie anywhere, of more a thousandth
 HOLDS: Final = "holds"
+OLDER: Final = "the last analysis is older than the window of --since: run 'retryapp pipeline analyse'"
 REASONS: Final = tuple(reason.value for reason in DeadReason)
 
 Row = Mapping[str, Any]
@@ -178,6 +179,11 @@ def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     age_ms = max(0, now_ms - archived_ms)
     text = f"the archive was brought up to date {age_ms // 1_000} s ago; at most {within_ms // 1_000} s are allowed"
     return Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())
+
+
+def analysed_since(analysed_ms: int, since_ms: int) -> Verdict:
+    """Judge whether the analysis has anything of a window."""
+    return Verdict("the window was analysed", WARN, int(analysed_ms < since_ms), OLDER, ())
 
 
 def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:

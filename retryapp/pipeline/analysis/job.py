@@ -67,13 +67,15 @@ class Analysis:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def run(self, taken: Sequence[TakenCut], *, broker: str) -> Analysed:
+    def run(self, taken: Sequence[TakenCut], *, broker: str, client_config: str | None = None) -> Analysed:
         """Make all tables, from cuts that were all taken before the archive runs that have just ended.
 
+        ``broker`` and ``client_config`` are for the commands that the report suggests.
         Where nothing is new since the run before, its result stands.
         """
         if not self._tables.exists():
             raise TableMissingError(self._tables.lake.uri)
+        reached = {"broker": broker, "client_config": client_config}
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.group for cut in taken))
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
@@ -84,12 +86,12 @@ class Analysis:
         }  # fmt: skip
         former = self._derived.whole_result()
         if former is not None and former["state"] == state:
-            return self._unchanged({**former, "broker": broker}, began_ms)
+            return self._unchanged({**former, **reached}, began_ms)
         read = self._read(state, former, run_id)
         made = self._make(read, taken, losses, run_id)
         verdicts = made.pop("verdicts")
         ended_ms = self._now_ms()
-        facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
+        facts = {**made, **reached, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
         self._derived.put_result({**facts, "run_id": run_id, "state": state, "readings": read})
         return Analysed(groups, run_id, True, made["journeys"], ended_ms - began_ms, tuple(verdicts))
 

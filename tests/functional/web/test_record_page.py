@@ -85,6 +85,22 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
         assert shown in text, shown
 
 
+@pytest.mark.parametrize(
+    ("verb", "text", "plans"),
+    [("reschedule", "due later", 0), ("hold", "held", 0), ("cancel", "ends", 0), ("cancel", "refused, changed", 6)],
+)
+async def test_a_plan_is_that_of_the_last_failure_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str, text: str, plans: int
+) -> None:
+    """A command that was obeyed has changed the time; one that was refused changes nothing."""
+    last = {"kind": verb, "at_ms": NOW_MS - 1_000, "by": "ann", "text": text, "message": "later"}
+    monkeypatch.setattr(site.worker, "read_journey", lambda *_: Journey([*steps(), last], 12, complete=True, edited=0))
+    page = await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77")
+    assert len(page["planned"]) == plans
+    row = (await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/10001"))["planned"][0]
+    assert row == {"attempt": 3, "due_at_ms": NOW_MS + 5_200}, "what its row says"
+
+
 async def test_a_journey_is_read_from_before_its_record_whatever_the_producers_clock(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
