@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
+from samples import partition
 
 from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.core.jobs import LetterFilter
@@ -152,6 +153,15 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     others = replace(cause, cause_id=OTHER_CAUSE, name=OTHER_CAUSE)
     monkeypatch.setattr(FakeWorker, "causes", lambda *_: {0: [cause, others]})
     assert (await site.facts(asked))["total"] is None
+
+
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_an_old_number_is_no_total(site: Site, worker: FakeWorker, kind: str) -> None:
+    """That of a worker that does not answer now."""
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] == {"dead": 120, "pending": 60}[kind]
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120, as_of_ms=NOW_MS - 60_000)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] is None
 
 
 async def test_letters_of_further_causes_are_listed_and_searched_and_no_job_is_offered(
