@@ -31,7 +31,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import Life, retention_of
+from retryapp.pipeline.sources import Life
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
@@ -125,7 +125,6 @@ def archive(
         while True:
             results: list[Archived] = []
             for job in jobs:
-                began_ms = now_ms()
                 try:
                     with _progress(job.group) as show:
                         result = job.run_once(on_progress=show, stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
@@ -135,7 +134,7 @@ def archive(
                     raise
                 results.append(result)
                 if metrics is not None and not result.interrupted:
-                    _record_round(metrics, connection, result, began_ms=began_ms, ended_ms=now_ms())
+                    metrics.round_ended(result.group, ended_ms=now_ms(), gaps=len(result.gaps))
                 if stopped.is_set():
                     break
             facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}
@@ -198,18 +197,6 @@ def _served(bind: str, port: int) -> Iterator[PipelineMetrics]:
     with metrics.served(bind, port) as actual_port:
         click.echo(f"metrics: http://{bind}:{actual_port}/metrics", err=True)
         yield metrics
-
-
-def _record_round(
-    metrics: PipelineMetrics, connection: KafkaConnection, result: Archived, *, began_ms: int, ended_ms: int
-) -> None:
-    metrics.round_ended(
-        result.group,
-        began_ms=began_ms,
-        ended_ms=ended_ms,
-        gaps=len(result.gaps),
-        retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
-    )
 
 
 @contextmanager
