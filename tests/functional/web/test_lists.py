@@ -246,7 +246,7 @@ async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: Fa
 
 async def test_a_partition_whose_dead_letters_are_still_being_read_is_left_out(site: Site, worker: FakeWorker) -> None:
     """The newest come last: what is known would look like all, or as if there were none."""
-    worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], dead=None, dead_behind=200)
+    worker.filling.add((MAIN, 0))
     listed = await site.facts(f"{BASE}/dead?limit=500")
     assert 0 in listed["partitions_left_out"]
     assert {line["partition"] for line in listed["records"]} == {1}
