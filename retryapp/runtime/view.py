@@ -137,6 +137,11 @@ class RuntimeView:
         most = self._max_attempts(origin.topic)
         return PendingEntry(partition=origin.partition, key=key, value=value, max_attempts=most)
 
+    def letters_counted(self, main: str, partition: int) -> bool:
+        """Tell whether the dead letters of a partition have been read since it opened; what came since may lack."""
+        placed = self._open(main, partition)
+        return placed is not None and placed.transport.letters_counted
+
     def dead_page(
         self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
     ) -> Sequence[DeadEntry]:

@@ -278,7 +278,8 @@ class Answers:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
         group, cause = await self._everywhere(question.main, infos), question.wanted.cause
         chosen = chosen_of(group.partitions, question)
-        numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
+        known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
+        numbers = [getattr(item, name) if now else None for item, now in zip(chosen, known, strict=True)]
         causes = group.waiting if name == "pending" else group.causes
         about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:
@@ -287,7 +288,7 @@ class Answers:
         if cause is None:
             return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
-        if others or any(item.state != OPEN for item in chosen):  # some may be among the others, or numbers are old
+        if others or any(item.state != OPEN for item in chosen):  # some may be among the others
             return None, whole, about
         return 0 if about is None else about["records"], whole, about
 

@@ -186,8 +186,7 @@ def dead_here(
 
     `search` decodes values in which a field is looked for.
     """
-    asked = chosen_of(infos, question)
-    chosen = _open(item for item in asked if item.dead is not None)  # else its topics are still being read
+    chosen = [each for each in _open(chosen_of(infos, question)) if view.letters_counted(info.main, each)]
     before, wanted = question.before, question.wanted
     error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
     if wanted.until_ms is not None:
@@ -274,7 +273,7 @@ def _with(offsets: tuple[int, int] | None, offset: int) -> tuple[int, int]:
     return min(first, offset), max(stop, offset + 1)
 
 
-def _open(infos: Iterable[PartitionInfo]) -> list[int]:
+def _open(infos: Sequence[PartitionInfo]) -> list[int]:
     return [item.partition for item in infos if item.state == OPEN]
 
 

@@ -21,9 +21,11 @@ from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, d
 from samples import partition
 
 from retryapp.core.causes import summed
+from retryapp.core.jobs import Part
 from retryapp.core.row_keys import in_queue, queue_of
 from retryapp.ports import Activity, CauseTrends, PartitionLag
 from retryapp.web import peers
+from retryapp.web.group import group_of
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -180,6 +182,18 @@ async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
         for request in asked:
             assert request.path in (peers.PART, f"{peers.PART}/{MAIN}/due")
             assert not {"Authorization", "Cookie"} & set(request.headers)
+
+
+def test_parts_of_jobs_are_those_of_the_owner_of_their_partition() -> None:
+    """The last answer of a worker that is silent may have what has gone on elsewhere since."""
+    here, there = partition(0), partition(1, state="elsewhere", owner_url="http://new")
+    jobs = {name: Part(job="3f9ca81b02", verb="replay", by=name) for name in ("new", "old")}
+    answers = {
+        f"http://{name}": peers.Answer(peers.WorkerPart({MAIN: peers.HandlerPart(jobs={1: [part]})}), NOW_MS)
+        for name, part in jobs.items()
+    }
+    group = group_of(MAIN, [here, there], answers, NOW_MS, ({}, {}), {}, None, None)
+    assert group.parts == [(1, jobs["new"])]
 
 
 async def test_a_list_passes_on_its_filters_alone() -> None:

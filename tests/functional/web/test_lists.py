@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
+from samples import partition
 
 from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.core.jobs import LetterFilter
@@ -154,6 +155,15 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     assert (await site.facts(asked))["total"] is None
 
 
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_an_old_number_is_no_total(site: Site, worker: FakeWorker, kind: str) -> None:
+    """That of a worker that does not answer now."""
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] == {"dead": 120, "pending": 60}[kind]
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120, as_of_ms=NOW_MS - 60_000)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] is None
+
+
 async def test_letters_of_further_causes_are_listed_and_searched_and_no_job_is_offered(
     site: Site, worker: FakeWorker
 ) -> None:
@@ -236,7 +246,7 @@ async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: Fa
 
 async def test_a_partition_whose_dead_letters_are_still_being_read_is_left_out(site: Site, worker: FakeWorker) -> None:
     """The newest come last: what is known would look like all, or as if there were none."""
-    worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], dead=None, dead_behind=200)
+    worker.filling.add((MAIN, 0))
     listed = await site.facts(f"{BASE}/dead?limit=500")
     assert 0 in listed["partitions_left_out"]
     assert {line["partition"] for line in listed["records"]} == {1}

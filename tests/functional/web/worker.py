@@ -84,6 +84,8 @@ class FakeWorker(RuntimeView):
     letters: dict[int, list[IndexedLetter]] = field(default_factory=dict)
     named: dict[tuple[int, str], list[IndexedLetter]] = field(default_factory=dict)
     """Dead letters on topics of rules."""
+    filling: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions whose dead letters are still being read."""
     records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
     is_ready: bool = True
     broker_down: bool = False
@@ -152,6 +154,10 @@ class FakeWorker(RuntimeView):
     @override
     def pending_find(self, origin: Origin) -> PendingEntry | None:
         return next((row for row in self.waiting if row.key.endswith(identity_of(origin))), None)
+
+    @override
+    def letters_counted(self, main: str, partition: int) -> bool:
+        return (main, partition) not in self.filling
 
     @override
     def dead_page(

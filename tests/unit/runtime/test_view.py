@@ -181,11 +181,13 @@ def test_a_lane_that_was_never_open_here_has_no_numbers(runtime: Runtime, orders
 def test_dead_letters_are_unknown_until_all_are_read(
     runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are read after the lane has opened: it is not known how many, or where they end."""
+    """They are read after the lane has opened: it is not known how many, or where they end. Then they are listed."""
     for orders.transport.letters_counted, behind in ((True, 7), (False, 0)):
         monkeypatch.setattr(runtime, "behind", lambda _main, _number, behind=behind: (0, behind))
-        info = RuntimeView(runtime).partitions("orders")[0]
+        view = RuntimeView(runtime)
+        info = view.partitions("orders")[0]
         assert (numbers(info), info.as_of_ms) == ((742, None), None)
+        assert view.letters_counted("orders", 0) == orders.transport.letters_counted
 
 
 async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_old_as_the_last_answer(
