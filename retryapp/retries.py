@@ -38,7 +38,7 @@ from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
-from retryapp.engine.handler.declared import handler_fields
+from retryapp.engine.handler.declared import handler_fields, topology_fields
 from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
@@ -237,12 +237,10 @@ class Retries:
             PublishCircleError: handlers would publish to each other's main topics in a circle.
             InvalidSettingError: an argument is out of range.
         """
-        check_word("dead_letters", dead_letters, ("topic", "drop"))
-        check_word("tiers", tiers, Tiers)
         return self._declare(
             topic,
             policy,
-            {"tiers": Tiers(tiers), "publishes": publishes, "drop": dead_letters == "drop"},
+            {"tiers": tiers, "publishes": publishes, "dead_letters": dead_letters},
             value=value,
             concurrency=concurrency,
             max_in_flight=max_in_flight,
@@ -293,43 +291,27 @@ class Retries:
         """
         other = None if group == self.app.conf.id else group
         letters = letters_topic(self.topologies, topic, named, group=other)
-        facts = {"publishes": publishes, "drop": True, "letters_of": topic, "letters_from": other}
-        return self._declare(letters, policy, facts, value=value, concurrency=concurrency)
+        names, source = {"publishes": publishes, "dead_letters": "drop"}, {"letters_of": topic, "letters_from": other}
+        return self._declare(letters, policy, names, source, value=value, concurrency=concurrency)
 
     def _declare(
-        self, main: str, policy: RetryPolicy | str, names: Mapping[str, Any], **given: Any
+        self,
+        main: str,
+        policy: RetryPolicy | str,
+        names: Mapping[str, Any],
+        source: Mapping[str, Any] = {},
+        **given: Any,
     ) -> Callable[[F], F]:
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
         settings = handler_fields(**given)
-        concurrency = settings["concurrency"]
-        if (most := settings.get("max_in_flight", concurrency)) < concurrency:
-            raise InvalidSettingError("max_in_flight", most, f"expected at least concurrency={concurrency}")
-        publishes, rule = names["publishes"], settings.get("deduplicate")
         check_kind("topic", main, str, "the name of one topic, as text")  # callers without type checks pass a list
-        if isinstance(publishes, str) or not isinstance(publishes, Iterable):
-            raise InvalidSettingError("publishes", publishes, "expected a list of topics: publishes=['receipts']")
-        publishes = tuple(publishes)
-        for each in publishes:
-            check_kind("publishes", each, str, "names of topics, as text")
-        if names["drop"] and chosen.dead_letters:
-            named = ", ".join(chosen.dead_letters)
-            problem = "a rule names it, and with dead_letters='drop' there is no dead-letter topic: remove one of them"
-            raise InvalidSettingError("dead_letters", named, problem)
+        topics = topology_fields(chosen, settings, **names)
 
         def declare(function: F) -> F:
             if isinstance(function, AgentT):
                 problem = "it is an agent, and a handler gets one value: remove @app.agent and the loop over its stream"
                 raise HandlerSignatureError(function.name, problem)
-            topology = HandlerTopology(
-                group=self.app.conf.id,
-                main=main,
-                delays_ms=chosen.delays_ms,
-                dead_letters=chosen.dead_letters,
-                seen_window_ms=None if rule is None else rule.window_ms,
-                reference_ms=chosen.longest_ms if settings.get("by_reference") else None,
-                through_main=settings.get("through_main", False),
-                **{**names, "publishes": tuple(dict.fromkeys(publishes))},
-            )
+            topology = HandlerTopology(group=self.app.conf.id, main=main, **topics, **source)
             handler = Handler(
                 function=function,
                 topology=topology,

@@ -93,10 +93,15 @@ def lock_file(data: Path) -> Path:
     return log_dir(data) / ".lock"
 
 
+def properties_file(data: Path) -> Path:
+    """Return the file with a broker's settings, the last word of its command line."""
+    return data / "server.properties"
+
+
 def write_files(data: Path, settings: Mapping[str, str], log: Path) -> Path:
     """Write the properties and the logging configuration; return the properties file."""
     (data / "log4j2.properties").write_text(_LOGGING.format(log=log))
-    return _write_properties(data / "server.properties", settings)
+    return _write_properties(properties_file(data), settings)
 
 
 def _write_properties(path: Path, settings: Mapping[str, str]) -> Path:

@@ -1,7 +1,7 @@
 """A broker that keeps running: started by one command, found and stopped by another.
 
-Its data folder holds ``broker.json`` with process id, start time of that process and port. The start time distinguishes
-the broker from another process with a recycled id.
+Its data folder holds ``broker.json`` with process id, start time of that process and port. The command line, which has
+the folder, distinguishes it from another process with a recycled id; start times move with the system clock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from retryapp.broker.config import properties_file
 from retryapp.broker.node import Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, kafka_jars, one_process_at_a_time
@@ -97,11 +98,11 @@ def broker_status(data: Path) -> KeptBroker | None:
     """Return the running broker of a data folder, if any."""
     try:
         kept = KeptBroker(**json.loads((data / _STATE).read_text()))
-        process = psutil.Process(kept.pid)
-        alive = process.create_time() == kept.started_s and process.status() != psutil.STATUS_ZOMBIE
+        words = psutil.Process(kept.pid).cmdline()  # a zombie has none
+        runs = words[-1:] == [str(properties_file(Path(kept.data)))]
     except (OSError, ValueError, TypeError, psutil.Error):
         return None
-    return kept if alive else None
+    return kept if runs else None
 
 
 def stop_kept_broker(data: Path) -> KeptBroker | None:

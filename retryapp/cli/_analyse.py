@@ -90,6 +90,7 @@ def analyse(
     Exit codes: 0 every check holds, 1 a check fails (or the ledger differs), 130 stopped by Ctrl-C or SIGTERM.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms
+    login = click.get_current_context().params["client_config"]
     compared = shown = None
     if page is not None:
         if after is None:  # what is waited for may make it
@@ -113,7 +114,7 @@ def analyse(
                 taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, wait_s, stopped)
                 _show("analysing")
-                analysed = job.run(taken, broker=connection.bootstrap)
+                analysed = job.run(taken, broker=connection.bootstrap, client_config=login and str(login))
                 if compare_ledger:
                     compared = _compare(spark, opened, connection, taken)
                 if page is not None:
@@ -216,6 +217,8 @@ def causes(
         raise click.UsageError("--until goes with --ignore")
     now_ms = SystemClock().wall_ms()
     with spark_job(session) as (spark, _):
+        from retryapp.pipeline.analysis.checks import OLDER
+        from retryapp.pipeline.analysis.derived import Derived
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake
@@ -233,6 +236,9 @@ def causes(
             )  # fmt: skip
             known.put(decision)
         shown = causes_of(spark, opened, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+        analysed_ms = Derived(spark, opened).last_result()["analysed_ms"]
+    if since is not None and now_ms - since > analysed_ms:
+        stderr_console.print(OLDER, highlight=False)
     names = ("cause", "topic", "what", "reason", "decision", "change", "dead", "waiting", "recovered", "attempts")
     lines = [
         (
@@ -242,7 +248,8 @@ def causes(
         )
         for row in shown
     ]  # fmt: skip
-    emit({"causes": shown}, table(names, lines) if lines else "nothing failed", as_json=as_json)
+    facts = {"analysed_ms": analysed_ms, "causes": shown}
+    emit(facts, table(names, lines) if lines else "nothing failed", as_json=as_json)
 
 
 def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> list[Archived]:

@@ -15,7 +15,7 @@ from retryapp.cli._options import Parsed, Place, decorated, pair, place_text, wh
 from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
-from retryapp.core.causes import OTHER_CAUSE, cause_bytes
+from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
@@ -31,7 +31,7 @@ _LOOK_S: Final = 1.0
 
 
 def _cause(text: str) -> str:
-    if text != OTHER_CAUSE and cause_bytes(text) is None:
+    if cause_bytes(text) is None:
         raise ValueError(f"{text!r}: expected an id as lists show it, c1-3f9ca81b02")
     return text
 

@@ -22,6 +22,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.kafka import reach
+from retryapp.pipeline.failures import failures_named
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 
@@ -119,9 +120,13 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
 
 @contextmanager
 def spark_job(options: SessionOptions) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """Yield a session, and the event of ``interruptible``; the log of a session that is not ours stays as it is."""
+    """Yield a session, and the event of ``interruptible``; the log of a session that is not ours stays as it is.
+
+    What fails in Spark is an error of ours, with its remedy.
+    """
     is_ours = not brought_along() and active_session() is None
-    with spark_session(options) as spark, interruptible(spark, quiet=is_ours) as stopped:
+    job = str(click.get_current_context().info_name)
+    with spark_session(options) as spark, interruptible(spark, quiet=is_ours) as stopped, failures_named(job):
         yield spark, stopped
 
 

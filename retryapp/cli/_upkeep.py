@@ -129,10 +129,10 @@ def erase(
 ) -> None:
     """Erase every record of a key from the lake: rows, former versions of them, and everything derived from them.
 
-    Records of the key that have arrived or failed until now are not archived later, though they are still on topics or
-    wait. The topics themselves keep them until their retention ends; --broker and --group list them with that date.
-    Readers of older versions of the table fail afterwards. Archive runs and analyses are waited for, each as long as
-    --wait says.
+    Records of the key that have failed until now are not archived later, though they are still on topics or wait. One
+    on the main topic that fails from now on is: erase again then. The topics themselves keep them until their retention
+    ends; --broker and --group list them with that date. Readers of older versions of the table fail afterwards. Archive
+    runs and analyses are waited for, each as long as --wait says.
     """
     if (key is not None) + (key_file is not None) + resume != 1:
         raise click.UsageError("give one of --key, --key-file and --resume")
@@ -153,7 +153,8 @@ def erase(
     with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)
     remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
-    lines = [f"{counted(erased.rows, 'row')} erased; records of the key that are still on topics will not be archived"]
+    later = "what has failed of the key so far will not be archived; what fails from now on will be: erase again then"
+    lines = [f"{counted(erased.rows, 'row')} erased; {later}"]
     for part in remains:
         until = "without a limit" if part.expires_ms is None else f"until {utc_text(part.expires_ms)}"
         lines.append(f"  {part.topic} keeps {counted(part.records, 'record')} of the key {until}")

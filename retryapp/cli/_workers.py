@@ -66,6 +66,9 @@ class _Worker:
     """The answers of one worker; by main topic."""
 
     url: str
+    """As it calls itself."""
+    asked: str
+    """The address that was asked: a token is for this one, or none is needed."""
     index: dict[str, Any]
     partitions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -91,8 +94,7 @@ class Workers:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             workers = await self._everyone(session)
-        self.urls = sorted({*self.urls, *(worker.url for worker in workers)})
-        todo = workers[0].index.get("todo", []) if workers else []  # each says all that it knows of the whole group
+        self.urls = sorted({*self.urls, *(worker.asked for worker in workers)})
         notes = [f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index.get("broker_silence")]
         notes += [
             f"{w.url} is of another version, and does not say all that is shown here"
@@ -106,7 +108,7 @@ class Workers:
             handlers=self._figures(workers),
             lanes=[lane for worker in workers for lane in _lanes(worker)],
             note="; ".join(notes),
-            todo=[f"{each['main']}: {each['text']}" for each in todo if self._only in (None, each["main"])],
+            todo=[f"{main}: {text}" for _, main, text in _todo(workers) if self._only in (None, main)],
         )
 
     async def _everyone(self, session: aiohttp.ClientSession) -> list[_Worker]:
@@ -118,7 +120,7 @@ class Workers:
             asked |= todo
             answers = await asyncio.gather(*(self._worker(session, url) for url in sorted(todo)))
             workers |= {worker.url: worker for worker in answers if worker is not None}
-            todo = {url for worker in workers.values() for url in worker.index["workers"]} - asked
+            todo = {url for worker in workers.values() for url in worker.index["workers"]} - asked - workers.keys()
         return [workers[url] for url in sorted(workers)]
 
     async def _worker(self, session: aiohttp.ClientSession, url: str) -> _Worker | None:
@@ -127,7 +129,7 @@ class Workers:
             index = await ask(f"{url}{PAGES_PREFIX}/")
             if self.group is not None and index["group"] != self.group:
                 return None
-            worker = _Worker(index["url"] or url, index)
+            worker = _Worker(index["url"] or url, url, index)
             for handler in index["handlers"]:
                 main = handler["main"]
                 if self._only in (None, main):
@@ -137,7 +139,7 @@ class Workers:
             if isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403):
                 self.refused.add(url)
             return None
-        self.refused.discard(url)
+        self.refused -= {url, worker.url}
         return worker
 
     @staticmethod
@@ -154,6 +156,19 @@ class Workers:
             if whole is not None:
                 figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
         return figures
+
+
+def _todo(workers: Sequence[_Worker]) -> list[tuple[int, str, str]]:
+    """Return weight, main topic and sentence of what needs action, the worst first.
+
+    A worker says all that it knows of the group: one that hears most of the others, and those that it does not hear.
+    """
+    if not workers:
+        return []
+    first = min(workers, key=lambda worker: len(worker.index.get("silent", ())))
+    telling = [first, *(worker for worker in workers if worker.url in first.index.get("silent", ()))]
+    todo = [(each["weight"], each["main"], each["text"]) for worker in telling for each in worker.index.get("todo", ())]
+    return sorted(dict.fromkeys(todo), key=lambda each: -each[0])
 
 
 async def _json(session: aiohttp.ClientSession, headers: Mapping[str, str], address: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +31,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import Life, retention_of
+from retryapp.pipeline.sources import Life
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
@@ -124,7 +125,6 @@ def archive(
         while True:
             results: list[Archived] = []
             for job in jobs:
-                began_ms = now_ms()
                 try:
                     with _progress(job.group) as show:
                         result = job.run_once(on_progress=show, stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
@@ -134,7 +134,7 @@ def archive(
                     raise
                 results.append(result)
                 if metrics is not None and not result.interrupted:
-                    _record_round(metrics, connection, result, began_ms=began_ms, ended_ms=now_ms())
+                    metrics.round_ended(result.group, ended_ms=now_ms(), gaps=len(result.gaps))
                 if stopped.is_set():
                     break
             facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}
@@ -175,7 +175,7 @@ def status(
     facts = {"lake": opened.uri, "now_ms": now_ms, "topics": topics, "open_erasures": erasures}
     lines = [
         f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): if none "
-        f"is running, 'retryapp pipeline erase --resume --lake {opened.uri}' finishes it"
+        f"is running, 'retryapp pipeline erase --resume --lake {quote(opened.uri)}' finishes it"
         for erasure in erasures
     ]
     emit(facts, "\n".join([outlook_text(topics, now_ms), *lines]), as_json=as_json)
@@ -197,18 +197,6 @@ def _served(bind: str, port: int) -> Iterator[PipelineMetrics]:
     with metrics.served(bind, port) as actual_port:
         click.echo(f"metrics: http://{bind}:{actual_port}/metrics", err=True)
         yield metrics
-
-
-def _record_round(
-    metrics: PipelineMetrics, connection: KafkaConnection, result: Archived, *, began_ms: int, ended_ms: int
-) -> None:
-    metrics.round_ended(
-        result.group,
-        began_ms=began_ms,
-        ended_ms=ended_ms,
-        gaps=len(result.gaps),
-        retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
-    )
 
 
 @contextmanager

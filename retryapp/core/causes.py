@@ -142,6 +142,7 @@ def cause_bytes(cause: str | None) -> bytes | None:
 
 def cause_name(error_type: str, place: str | None, message: str) -> str:
     """Return what people call a cause: type, place and template."""
+    error_type = cut_text(error_type, _TYPE_BYTES)
     return f"{error_type}{f' at {place}' if place else ''}: {template_of(message)}".removesuffix(": ")
 
 

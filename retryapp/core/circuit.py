@@ -212,9 +212,9 @@ class Circuit:
         self._left_ms = 0.0
         """When it was closed last."""
         self._absent_ms = 0.0
-        """For how long since then its partition was elsewhere."""
+        """For how long since then its partition was elsewhere, or paused."""
         self._ended_ms: float | None = None
-        """When its partition went, while it is elsewhere."""
+        """When its partition went, or was paused, while it is."""
         self._opened = 0
         """How often since."""
         self._until_ms = 0.0
@@ -277,6 +277,7 @@ class Circuit:
     def begin(self, place: Hashable, now_ms: float) -> None:
         if self.state is CircuitState.HALF_OPEN:
             self._quiet_ms = now_ms
+            self._slots = {each: end for each, end in self._slots.items() if end > now_ms}
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
         elif self.state is CircuitState.RECOVERING:
@@ -322,15 +323,15 @@ class Circuit:
             self._slots.pop(place, None)
 
     def pause(self, now_ms: float) -> None:
-        """Note that its partition goes: nobody probes until `resume`, and that does not count towards `max_open`."""
-        self._ended_ms = now_ms
-        self.forget()
+        """Note that its partition goes, or is paused: until `resume` nobody probes, and `max_open` counts no time."""
+        if self._ended_ms is None:
+            self._ended_ms = now_ms
 
     def resume(self, now_ms: float) -> None:
         """Note that its partition is here, again or for the first time, or that a pause of it has ended."""
         self._quiet_ms = now_ms
         if self._ended_ms is not None:
-            self._absent_ms += now_ms - self._ended_ms
+            self._absent_ms += now_ms - max(self._ended_ms, self._left_ms)
             self._ended_ms = None
 
     def take_up(self, kept: KeptCircuit, now_ms: float, away_ms: float) -> Transition | None:
@@ -467,7 +468,8 @@ class Circuit:
 
     def used_ms(self, now_ms: float) -> float:
         """Return how much of `max_open` has passed; 0 while it is closed."""
-        return 0.0 if self.closed else max(0.0, now_ms - self._left_ms - self._absent_ms)
+        until_ms = now_ms if self._ended_ms is None else self._ended_ms
+        return 0.0 if self.closed else max(0.0, until_ms - self._left_ms - self._absent_ms)
 
     def again_ms(self, now_ms: float) -> float:
         """Return when a record that failed for free may probe again."""

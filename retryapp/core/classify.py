@@ -89,6 +89,8 @@ class _Verdict(NamedTuple):
     error: Verdict
     whole: bool = True
     """It speaks for everything that has failed."""
+    later: RetryLater | None = None
+    """That with the longest wait: it counts although others have failed otherwise."""
 
     def rank(self, now_ms: int) -> tuple[int, int]:
         if isinstance(self.error, RetryLater | Defer):
@@ -120,7 +122,8 @@ def classify(
         text_of: returns the text of an error, which is cut after that.
     """
     verdict = _verdict(error, set(), MAX_NESTING, now_ms)
-    decisive: BaseException | None = None if verdict is None else verdict.error
+    said = None if verdict is None else verdict.error if verdict.whole else verdict.later or verdict.error
+    decisive: BaseException | None = said
     rule: Rule | None = None
     reason: DeadReason | None = None
     if verdict is not None and verdict.whole:
@@ -138,8 +141,8 @@ def classify(
     asked_ms = None
     if error_class is ErrorClass.RETRYABLE:
         waits = RetryLater | Defer if verdict is not None and verdict.whole else RetryLater
-        if verdict is not None and isinstance(verdict.error, waits):
-            asked_ms = verdict.error.wait_ms(now_ms)
+        if isinstance(said, waits):
+            asked_ms = said.wait_ms(now_ms)
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
     circuit = "" if rule is None else rule.circuit
@@ -170,14 +173,16 @@ def _class_of(verdict: Verdict) -> ErrorClass:
 def _verdict(error: BaseException, seen: set[int], levels: int, now_ms: int) -> _Verdict | None:
     for current in chain(error, seen):
         if isinstance(current, Verdict):
-            return _Verdict(current)
+            return _Verdict(current, later=current if isinstance(current, RetryLater) else None)
         if isinstance(current, BaseExceptionGroup) and levels:
             members = [_verdict(member, seen, levels - 1, now_ms) for member in current.exceptions]
             found = [each for each in members if each is not None]
             if found:
                 worst = max(found, key=lambda each: each.rank(now_ms))
                 whole = len(found) == len(members) and all(each.whole for each in found)
-                return worst._replace(whole=whole or isinstance(worst.error, Reject))
+                waits = [each.later for each in found if each.later is not None]
+                later = max(waits, key=lambda each: each.wait_ms(now_ms), default=None)
+                return worst._replace(whole=whole or isinstance(worst.error, Reject), later=later)
     return None
 
 

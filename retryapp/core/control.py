@@ -318,7 +318,7 @@ class LetterMark:
     v: Literal[1] = 1
     mark: Annotated[MarkKind, Field(strict=False)]
     failure_id: str
-    letter: Annotated[int, Field(ge=0)]
+    letter: Annotated[int, Field(ge=0, lt=1 << 63)]
     """Offset of the letter, on the same topic and partition."""
     delivery: Annotated[int, Field(ge=0)]
     """Number of the letter's delivery; of `recovered` the one that succeeded."""

@@ -26,7 +26,6 @@ from retryapp.core.headers import (
     RETRY_ERROR_TYPE,
     RETRY_FINGERPRINT,
     RETRY_FIRST_FAILED_MS,
-    RETRY_GROUP,
     RETRY_LAST_FAILED_MS,
     RETRY_REASON,
     RETRY_REPLAYS,
@@ -34,8 +33,8 @@ from retryapp.core.headers import (
     failure_id_of,
     reader_of,
 )
-from retryapp.core.metadata import MAX_COUNT
-from retryapp.core.record import Headers, failure_id
+from retryapp.core.metadata import MAX_COUNT, MAX_NAME_BYTES
+from retryapp.core.record import Headers
 from retryapp.core.salvage import readable, single
 from retryapp.core.text import cut_text
 from retryapp.core.values import keyword_value_type
@@ -138,6 +137,7 @@ def index_letter(offset: int, headers: Headers, key: bytes | None, append_ms: in
         damaged = cut_text(str(error), _MAX_DAMAGE_BYTES)
     if damaged is not None:
         reason = readable(partial(HeaderReader(single(headers)).text, RETRY_REASON), None)
+        reason = None if reason is None else cut_text(reason, MAX_NAME_BYTES)
         facts = {**_NOTHING, "failure_id": failure_id_of(headers), "reason": reason}
     kept = None if key is None else key[:MAX_KEY_BYTES]
     return IndexedLetter(
@@ -147,11 +147,11 @@ def index_letter(offset: int, headers: Headers, key: bytes | None, append_ms: in
 
 def _facts(read: HeaderReader) -> dict[str, Any]:
     read.version()
-    identity = failure_id(read.name(RETRY_GROUP), read.origin())
+    identity = read.failure_id()
     error_type, message = read.name(RETRY_ERROR_TYPE), read.text(RETRY_ERROR_MESSAGE)
     return {
         "failure_id": identity,
-        "reason": read.name(RETRY_REASON),
+        "reason": cut_text(read.name(RETRY_REASON), MAX_NAME_BYTES),
         "attempt": min(MAX_COUNT, read.number(RETRY_ATTEMPT)),
         "replays": min(MAX_COUNT, read.number(RETRY_REPLAYS)) if RETRY_REPLAYS in read.found else 0,
         "error_type": cut_text(error_type, MAX_TYPE_BYTES),

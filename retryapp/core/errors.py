@@ -346,13 +346,15 @@ class UndecodableError(RecordError):
 
 
 class DamagedMetadataError(RecordError):
-    """A record's ``retry-*`` headers cannot be trusted. Reason ``damaged``."""
+    """A record's ``retry-*`` headers cannot be trusted. Reason ``damaged``.
 
-    def __init__(self, header: str, value: object, expected: str) -> None:
+    The text has no value of a header: logs, events and pages show it, and an error's message may be one.
+    """
+
+    def __init__(self, header: str, expected: str) -> None:
         self.header = header
-        self.value = value
         self.expected = expected
-        super().__init__(f"damaged retry metadata: header {header}={shown(value)}: {expected}")
+        super().__init__(f"damaged retry metadata: header {header}: {expected}")
 
 
 class UnreadableRecordsError(RecordError):
@@ -388,8 +390,10 @@ class NewerFormatError(DamagedMetadataError):
 
     def __init__(self, header: str, value: object, newest: int) -> None:
         self.newest = newest
-        self.finding = f"{header} is {value}, known here are versions up to {newest}"
-        super().__init__(header, value, f"versions up to {newest} are known here; upgrade retryapp on this worker")
+        self.value = value
+        finding = f"is {value}, known here are versions up to {newest}"
+        self.finding = f"{header} {finding}"
+        super().__init__(header, f"{finding}; upgrade retryapp on this worker")
 
 
 class DamagedRowError(RecordError):

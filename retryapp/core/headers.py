@@ -113,10 +113,10 @@ def _check(metadata: RetryMetadata) -> None:
         (RETRY_DUE_MS, 0 if metadata.due_at_ms is None else metadata.due_at_ms, 0, MAX_EPOCH_MS),
     ):
         if not least <= value <= most:
-            raise DamagedMetadataError(header, value, f"expected a whole number from {least} to {most}")
+            raise DamagedMetadataError(header, f"expected a whole number from {least} to {most}")
     if (metadata.due_at_ms is None) == (metadata.reason is None):
         problem = f"a record either waits or is dead, and {RETRY_REASON}={metadata.reason!r}"
-        raise DamagedMetadataError(RETRY_DUE_MS, metadata.due_at_ms, problem)
+        raise DamagedMetadataError(RETRY_DUE_MS, problem)
 
 
 @lru_cache(1_024)
@@ -131,7 +131,7 @@ def _text_pair(header: str, text: str, max_bytes: int = MAX_NAME_BYTES) -> tuple
 
 def _name_pair(header: str, text: str) -> tuple[str, bytes]:
     if not text:
-        raise DamagedMetadataError(header, text, "is empty")
+        raise DamagedMetadataError(header, "is empty")
     return _text_pair(header, text)
 
 
@@ -212,7 +212,7 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
 
     Raises:
         NewerFormatError: a newer retryapp wrote them.
-        DamagedMetadataError: one is missing, doubled, null or unreadable; names the header and its value.
+        DamagedMetadataError: one is missing, doubled, null or unreadable; names the header.
     """
     read = reader_of(headers)
     return None if read is None else read.metadata()
@@ -234,9 +234,9 @@ def parted(headers: Iterable[tuple[str, bytes | None]]) -> tuple[dict[str, bytes
             others.append(pair)
             continue
         if name in ours:
-            raise DamagedMetadataError(name, value, f"occurs more than once; the first is {ours[name]!r}")
+            raise DamagedMetadataError(name, "occurs more than once")
         if value is None:
-            raise DamagedMetadataError(name, None, "is null")
+            raise DamagedMetadataError(name, "is null")
         ours[name] = value
     return ours, tuple(others)
 
@@ -246,9 +246,8 @@ def failure_id_of(headers: Headers) -> str | None:
     pairs = [(name, value) for name, value in headers if name in _NAMES_OF_A_FAILURE and value is not None]
     if len(pairs) != len(_NAMES_OF_A_FAILURE):
         return None
-    read = HeaderReader(dict(pairs))
     try:
-        name = failure_id(read.name(RETRY_GROUP), read.origin())
+        name = HeaderReader(dict(pairs)).failure_id()
         parse_failure_id(name)  # a group with a slash makes none
     except DamagedMetadataError:
         return None
@@ -267,7 +266,7 @@ class HeaderReader:
         if version > FORMAT_VERSION:
             raise NewerFormatError(RETRY_VERSION, version, FORMAT_VERSION)
         if version < 1:
-            raise DamagedMetadataError(RETRY_VERSION, version, "the first version is 1")
+            raise DamagedMetadataError(RETRY_VERSION, "the first version is 1")
         return version
 
     def metadata(self) -> RetryMetadata:
@@ -330,10 +329,17 @@ class HeaderReader:
             raise _missing(RETRY_ORIGIN)
         return parse_origin(value.decode("ascii", "replace"))
 
+    def failure_id(self) -> str:
+        """Read which failure it is; the names of our groups are not longer than those in headers."""
+        group = self.name(RETRY_GROUP)
+        if len(group.encode()) > MAX_NAME_BYTES:
+            raise DamagedMetadataError(RETRY_GROUP, f"is longer than {MAX_NAME_BYTES} bytes")
+        return failure_id(group, self.origin())
+
     def flag(self, header: str) -> bool:
         value = self.found.get(header)
         if value not in (None, b"1"):
-            raise DamagedMetadataError(header, value, "expected 1, or no such header")
+            raise DamagedMetadataError(header, "expected 1, or no such header")
         return value is not None
 
     def text(self, header: str) -> str:
@@ -347,7 +353,7 @@ class HeaderReader:
         """Read text that is not empty."""
         text = self.text(header)
         if not text:
-            raise DamagedMetadataError(header, "", "is empty")
+            raise DamagedMetadataError(header, "is empty")
         return text
 
     def optional_name(self, header: str) -> str | None:
@@ -363,14 +369,14 @@ class HeaderReader:
 
 
 def _missing(header: str) -> DamagedMetadataError:
-    return DamagedMetadataError(header, None, "is missing")
+    return DamagedMetadataError(header, "is missing")
 
 
 @lru_cache(MAX_HISTORY * 1_024)  # each copy of a record has the entries of the one before
 def _entry(part: bytes) -> HistoryEntry:
     fields = part.split(b":")
     if len(fields) != 3:
-        raise DamagedMetadataError(RETRY_HISTORY, part, "expected attempt:failed_ms:type")
+        raise DamagedMetadataError(RETRY_HISTORY, "expected attempt:failed_ms:type")
     attempt, failed_ms = _number(RETRY_HISTORY, fields[0]), _number(RETRY_HISTORY, fields[1])
     return HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2]))
 
@@ -378,11 +384,11 @@ def _entry(part: bytes) -> HistoryEntry:
 def _number(header: str, value: bytes) -> int:
     if value.isdigit() and len(value) <= _MAX_DIGITS and (value[0] != _ZERO or len(value) == 1):
         return int(value)
-    raise DamagedMetadataError(header, value, "expected a whole number in ASCII digits")
+    raise DamagedMetadataError(header, "expected a whole number in ASCII digits")
 
 
 def _text(header: str, value: bytes) -> str:
     text = unescape_text(value)
     if text is None:
-        raise DamagedMetadataError(header, value, "expected percent-encoded ASCII text")
+        raise DamagedMetadataError(header, "expected percent-encoded ASCII text")
     return text

@@ -145,7 +145,7 @@ class JobPart(BaseModel):
     force: bool = False
     """Also letters that a newer record of their key may have replaced; those that ended their workers never."""
     letters: _Count | None = None
-    """How many its preview has counted."""
+    """How many its preview has counted; None: it had not looked at all."""
 
     @model_validator(mode="after")
     def _has_share(self) -> JobPart:
@@ -155,18 +155,21 @@ class JobPart(BaseModel):
         return self
 
 
-def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
+def shared(
+    whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]], *, complete: bool = True
+) -> dict[int, JobPart]:
     """Return the parts of a job, by partition: of those that have letters that fit.
 
     The rate and the canary of `whole` are shared in proportion to the letters. So a part that stalls slows the job and
-    makes no other faster.
+    makes no other faster. Unless all were counted, `complete`, the numbers are in proportion alone.
     """
     letters, first = sum(fitting.values()), 0
     parts = {}
     for partition, some in fitting.items():
         canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
         share = first, first + some, letters
-        changed = {"canary": canary, "share": share, "upto": dict(upto[partition]), "letters": some}
+        known = some if complete else None
+        changed = {"canary": canary, "share": share, "upto": dict(upto[partition]), "letters": known}
         parts[partition], first = whole.model_copy(update=changed), first + some
     return parts
 

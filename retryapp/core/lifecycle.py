@@ -24,7 +24,6 @@ delivery), never by a timestamp.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from typing import Annotated, Final, Literal, get_args
 
@@ -277,6 +276,11 @@ def decode_event(raw: bytes) -> AnyEvent:
         raise DamagedEventError(f"{field}: {first['msg']}") from error
 
 
+class _Stamp(BaseModel):
+    kind: str
+    v: int
+
+
 def newer_event(raw: bytes) -> tuple[str, int] | None:
     """Return kind and version of an event that only a newer worker can decode; None for anything else.
 
@@ -284,9 +288,8 @@ def newer_event(raw: bytes) -> tuple[str, int] | None:
     (('unheard', 1), ('policy', 2), None)
     """
     try:
-        facts = json.loads(raw)
-        kind, version = str(facts["kind"]), int(facts["v"])
-    except (ValueError, KeyError, TypeError):
+        said = _Stamp.model_validate_json(raw)
+    except ValidationError:
         return None
-    is_newer = version > VERSION or (version == VERSION and kind not in KINDS)
-    return (kind, version) if is_newer else None
+    is_newer = said.v > VERSION or (said.v == VERSION and said.kind not in KINDS)
+    return (said.kind, said.v) if is_newer else None

@@ -103,7 +103,7 @@ def parse_origin(text: str) -> Origin:
         topic, topic_id, partition, offset = match.groups()
         if int(partition) <= _MAX_PARTITION and int(offset) <= _MAX_OFFSET:
             return Origin(topic, topic_id, int(partition), int(offset))
-    raise DamagedMetadataError("retry-origin", text, "expected topic@id/partition/offset, as orders@kq8G0bTz/3/1042")
+    raise DamagedMetadataError("retry-origin", "expected topic@id/partition/offset, as orders@kq8G0bTz/3/1042")
 
 
 def failure_id(group: str, origin: Origin) -> str:
@@ -124,5 +124,5 @@ def parse_failure_id(text: str) -> tuple[str, Origin]:
     """Split a failure id into group and origin; raise `DamagedMetadataError` if it is none."""
     group, slash, origin = text.partition("/")
     if not slash or not group:
-        raise DamagedMetadataError("failure id", text, "expected group/topic@id/partition/offset")
+        raise DamagedMetadataError("failure id", "expected group/topic@id/partition/offset")
     return group, parse_origin(origin)

@@ -12,7 +12,6 @@ Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a ca
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -191,7 +190,7 @@ def _check_delay(field: str, delay_ms: object) -> None:
 
 
 def _real(field: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise InvalidPolicyError(field, value, f"expected a number from {_plain(least)} to {_plain(most)}")
     return round(float(value), _DECIMALS)
 

@@ -150,7 +150,7 @@ def _instant_ms(at: object) -> int:
         seconds = at
     else:
         raise InvalidInstantError(at, "it is neither a datetime nor seconds since 1970")
-    if math.isnan(seconds) or not 0 <= seconds <= MAX_EPOCH_MS / 1_000:
+    if not 0 <= seconds <= MAX_EPOCH_MS / 1_000:
         raise InvalidInstantError(at, "it is no time from 1970 to 9999; at= counts seconds, not milliseconds")
     return math.ceil(round(seconds * 1_000, 3))
 
@@ -167,7 +167,7 @@ def _wait_ms(after: object) -> int:
         seconds = after
     else:
         raise InvalidDurationError(after, "it is neither seconds nor a timedelta nor text")
-    if math.isnan(seconds) or seconds < 0:
+    if not seconds >= 0:  # nor is NaN
         raise InvalidDurationError(after, "it is negative or no number")
     if seconds > MAX_DURATION_MS / 1_000:
         raise InvalidDurationError(after, "it is longer than ten years")

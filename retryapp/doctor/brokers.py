@@ -35,7 +35,7 @@ def _rules(brokers: int, downtime_ms: int, session_timeout_ms: int) -> tuple[_Ru
         ("offsets.retention.minutes", "least", minutes, downtime, warning,
          "a group that is down for longer loses its offsets"),
         ("transactional.id.expiration.ms", "least", _RENEWED_MS + MINUTE_MS, "", warning,
-         "an idle lane uses its id once a day; if it expires, the lane reopens"),
+         "an idle lane uses its id every few hours; if it expires, the lane reopens"),
         ("transaction.max.timeout.ms", "least", TRANSACTION_TIMEOUT_MS, "", problem,
          "lanes request a transaction timeout of 15 s and are refused"),
         (VERIFICATION, "is", "true", "", warning, _FENCED),

@@ -364,6 +364,8 @@ class KafkaAdmin:
             raise named_error(
                 cause, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=self._hints, right=right
             ) from error
+        self._client.poll(0)  # a broker has answered: what the client said until now explains no later failure
+        self._hints.clear()
 
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())

@@ -148,13 +148,14 @@ def named_error(
 ) -> RetryAppError:
     """Return our error for a client library's error, to be raised ``from`` it.
 
-    ``doing`` is the rest of "could not …"; ``hints`` are what the client logged meanwhile ("Connection refused").
-    ``right`` is what a login needs to be allowed to.
+    ``doing`` is the rest of "could not …"; ``hints`` are what the client logged meanwhile ("Connection refused"), used
+    where no broker answered. ``right`` is what a login needs to be allowed to.
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):
         return KafkaRequestError(doing, connection.bootstrap, str(cause))
-    code, hints = cause.name(), [*hints]
+    code = cause.name()
+    hints = [*hints] if code in UNREACHABLE else []
     reason = _reason([*hints, cause.str()]).removesuffix(".")
     as_user = f" (user {connection.user!r})" if connection.user else ""
     if code == "SASL_AUTHENTICATION_FAILED" or any(words in reason for words in LOGIN_REFUSED):

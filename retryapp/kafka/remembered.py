@@ -85,10 +85,14 @@ def _progress(connection: KafkaConnection, topology: HandlerTopology) -> dict[in
 def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:
     """Have partitions that are added be paused, or their circuits forced open, where somebody has done that to others.
 
-    What a rule has paused is a matter of that partition.
+    That goes for commands that wait for a worker, too. What a rule has paused is a matter of that partition.
     """
-    known = remembered(connection, topology).values()
-    records = []
+    steerings, queued = remembered_and_queued(connection, topology)
+    for number, commands in queued.items():
+        steering = steerings.setdefault(number, Steering())
+        for each in commands:
+            steering.obey(each.command, each.sent_ms, revision=0)
+    known, records = steerings.values(), []
     circuits = sorted({name for each in known for name in each.forced_open})
     for verb, circuit, levels in (
         (HandlerVerb.PAUSE, "", [each.paused for each in known]),

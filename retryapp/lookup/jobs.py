@@ -75,7 +75,7 @@ def begin(connection: KafkaConnection, topology: HandlerTopology, order: Order, 
     probes = CANARY if order.verb is Verb.REPLAY else 0
     facts: Any = {"verb": order.verb, "filter": order.filter, "every_ms": every_ms, "force": order.force}
     whole = JobPart(upto={}, canary=probes, **facts)
-    parts = shared(whole, scope.letters, scope.upto)
+    parts = shared(whole, scope.letters, scope.upto, complete=scope.complete)
     words = {"id": order.id, "job": order.id, "verb": JobVerb.START, "by": order.by, "why": order.why}
     commands = {number: JobCommand(part=part, **words) for number, part in parts.items()}  # type: ignore[arg-type]
     told = send_to_all(connection, topology, commands, wait_s=wait_s)
@@ -152,14 +152,15 @@ def progress_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
+    """Return parts by job and partition, the oldest job first."""
     jobs: dict[str, dict[int, Part]] = {}
     for partition, part in parts:
         jobs.setdefault(part.job, {})[partition] = part
-    return jobs
+    return dict(sorted(jobs.items(), key=lambda each: min(part.since_ms for part in each[1].values())))
 
 
 def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, dict[int, Part]]:
-    """Return the parts that the partitions of a handler remember, by job and partition; the oldest job first."""
+    """Return the parts that the partitions of a handler remember, as `by_job` has them."""
     known = remembered(connection, topology).items()
     return by_job((partition, part) for partition, steering in known for part in steering.parts)
 

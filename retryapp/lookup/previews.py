@@ -40,6 +40,8 @@ class Scope(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     letters: Mapping[int, int] = Field(default_factory=dict)
     """By partition: how many letters, or a number in proportion where not all were counted."""
+    complete: bool = True
+    """Whether all were."""
     upto: Mapping[int, Mapping[str, int]] = Field(default_factory=dict)
     """By partition and topic: the offset before which letters are taken."""
 
@@ -75,7 +77,8 @@ class Preview:
     @property
     def scope(self) -> Scope:
         """Return what a job of this preview takes; the share of what was not counted goes by its offsets."""
-        return Scope(letters=+self.fitting if self.complete else +self.kept, upto=self.upto)
+        letters = +self.fitting if self.complete else +self.kept
+        return Scope(letters=letters, complete=self.complete, upto=self.upto)
 
     @property
     def facts(self) -> dict[str, Any]:

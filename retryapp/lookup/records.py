@@ -207,9 +207,14 @@ def _detail(headers: Headers, damaged: str | None) -> Facts:
     return {
         **_summary(headers, damaged),
         "metadata": asdict(metadata) if metadata else None,
-        "headers": [{"name": name, "value": header_text(value)} for name, value in unshield(foreign)],
+        "headers": [{"name": _shown(name), "value": header_text(value)} for name, value in unshield(foreign)],
         "retry_headers": [{"name": name, "value": header_text(value)} for name, value in ours],
     }
+
+
+def _shown(name: str) -> str:
+    """Return a header's name as text: lone surrogates, for bytes that are no UTF-8, cannot be written."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 class _Position(NamedTuple):

@@ -32,7 +32,6 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
@@ -142,7 +141,7 @@ class Archive:
             after = state.after(self.group, look.lives_at(reached), look.cluster_id, done.run_id)
             done.interrupted = stopped.is_set()
             if not done.interrupted:
-                with _failures_named(done, stopped):
+                with _interrupted_by(stopped, done):
                     state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
             if done.interrupted:
                 return
@@ -156,7 +155,7 @@ class Archive:
             done.behind = sum(look.ends[place] - position for place, position in begin.items())
             yield
         if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY:
-            with _failures_named(done, stopped):
+            with _interrupted_by(stopped, done):
                 self._tables.join_small_files()
 
     def _commit(self, after: State, rows: DataFrame) -> State:
@@ -200,11 +199,11 @@ class Archive:
 
 
 @contextmanager
-def _failures_named(done: Archived, stopped: threading.Event) -> Iterator[None]:
-    """Name what fails in Spark; what does after a signal was interrupted: a supervisor ends Python workers too."""
+def _interrupted_by(stopped: threading.Event, done: Archived) -> Iterator[None]:
+    """Take what fails in Spark after a signal as interrupted: a supervisor ends Python workers too."""
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JJavaError):
         done.interrupted = stopped.is_set()
         if not done.interrupted:
-            raise named_failure(error, job=JOB) from error
+            raise

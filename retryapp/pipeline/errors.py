@@ -105,7 +105,7 @@ class ErasureUnfinishedError(EnvironmentFault):
     def __init__(self, first: str, count: int) -> None:
         super().__init__(
             f"{count} files that may hold erased records are still there, as {first}. The erasure has not ended: grant "
-            f"the right to remove them, then run 'retryapp pipeline erase --resume'"
+            f"the right to remove them, then run 'retryapp pipeline erase --resume' with the same --lake"
         )
 
 
@@ -114,7 +114,8 @@ class NameUnknownError(EnvironmentFault):
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(
-            f"the lake has no {kind} {name!r}. 'retryapp pipeline {kind}s' lists them; nothing was changed"
+            f"the lake has no {kind} {name!r}. 'retryapp pipeline {kind}s' with the same --lake lists them; nothing "
+            f"was changed"
         )
 
 
@@ -133,7 +134,9 @@ class TableMissingError(EnvironmentFault):
 
     def __init__(self, lake: str, *, job: str = "archive") -> None:
         what = "analysis" if job == "analyse" else "archive"
-        super().__init__(f"the lake {lake} has no {what} yet. Run 'retryapp pipeline {job}' first, or correct --lake")
+        super().__init__(
+            f"the lake {lake} has no {what} yet. Run 'retryapp pipeline {job}' with this --lake first, or correct it"
+        )
 
 
 class JobFailedError(EnvironmentFault):

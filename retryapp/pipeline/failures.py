@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from retryapp.core.errors import RetryAppError
@@ -36,6 +38,18 @@ _ADVICE: Final = {
 _OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own message"
 _AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
+
+
+@contextmanager
+def failures_named(job: str) -> Iterator[None]:
+    """Raise our error for one of Spark's."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise named_failure(error, job=job) from error
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:

@@ -80,7 +80,8 @@ def _salt(uri: str, mark: str) -> str:
         facts = json.loads(mark)
         version, tables, salt = int(facts["format"]), facts["tables"], str(facts["salt"])
     except (ValueError, KeyError, TypeError) as error:
-        raise LakeUnusableError(uri, f"{MARK} in it is not readable ({error})") from error
+        problem = f"not readable ({error})" if mark else "empty, as a first run that was killed leaves it: remove it"
+        raise LakeUnusableError(uri, f"{MARK} in it is {problem}") from error
     if version > SCHEMA_VERSION:
         raise NewerLakeError(f"the lake {uri}", version, SCHEMA_VERSION)
     if tables != _TABLES:
@@ -139,7 +140,12 @@ class Files:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("x", encoding="utf-8") as file:
-                file.write(text)
+                try:
+                    file.write(text)
+                    file.flush()
+                except OSError:  # on a full disk there is room for its name: an empty one would stay for good
+                    place.unlink()
+                    raise
         except FileExistsError:
             return False
         except OSError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,19 +20,11 @@ class PipelineMetrics:
         lost, ended = "Ranges that were lost before they were read.", "When a round last ended in order."
         self._gaps = Counter("gaps", lost, ("group",), **ours)
         self._last_round = Gauge("last_round_timestamp_seconds", ended, ("group",), **ours)
-        gone = "When retention may delete what is not read yet, at the earliest."
-        self._loss = Gauge("loss_timestamp_seconds", gone, ("group", "topic"), **ours)
 
-    def round_ended(
-        self, group: str, *, began_ms: int, ended_ms: int, gaps: int, retention_ms: Mapping[str, int | None]
-    ) -> None:
-        """Record a round that ended in order; it looked at the topics' ends at ``began_ms``."""
+    def round_ended(self, group: str, *, ended_ms: int, gaps: int) -> None:
+        """Record a round that ended in order."""
         self._gaps.labels(group).inc(gaps)
         self._last_round.labels(group).set(ended_ms / 1_000)
-        for topic, kept_ms in retention_ms.items():
-            self._loss.labels(group, topic).set(
-                float("inf") if kept_ms is None else (began_ms + kept_ms) / 1_000  # what is not read came since then
-            )
 
     @contextmanager
     def served(self, address: str, port: int) -> Iterator[int]:

@@ -15,6 +15,7 @@ from retryapp.pipeline.tables import Tables
 RETENTION: Final = "retention"
 RECREATED: Final = "re-created"
 DELETED: Final = "deleted"
+CUT_OFF: Final = "cut-off"  # the topic is shorter than what was read: a broker came back without its last records
 IN_DOUBT: Final = "in-doubt"
 
 Offsets = Mapping[tuple[str, int], int]  # topic and partition → offset
@@ -99,6 +100,8 @@ def compare(state: State, admin: KafkaAdmin, group: str, sources: Sequence[Life]
                 position = 0 if is_later else begin
             if begin > position:
                 gaps.append(Gap(life, number, position, begin, RETENTION))
+            if ends[source.topic, number] < position:  # others will have these offsets, which are not read again
+                gaps.append(Gap(life, number, None, position, CUT_OFF))
             positions[source.topic, number] = max(begin, position)
     present = {life.topic: life.topic_id for life in lives}
     for life in state.of_group(group):

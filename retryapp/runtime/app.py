@@ -331,12 +331,15 @@ class Runtime(Ownership):
             await asyncio.sleep(_ASK_TIME_S if doubted else _CATCH_UP_S)
 
     async def _look_for_commands(self, reader: TailReader) -> None:
+        level = logging.WARNING
         while True:
             await asyncio.sleep(_COMMANDS_S)
             try:
                 await self.look_for_commands(reader)
+                level = logging.WARNING
             except (KafkaError, OSError, TimeoutError) as exc:  # the broker may be away
-                logger.debug("Commands could not be read: %r", exc)
+                logger.log(level, "Commands could not be read: %r", exc)
+                level = logging.DEBUG  # until they can be
             except Exception:  # of the app's token provider, say, which lanes survive, too: no reason to end the worker
                 logger.exception("Commands could not be read; trying again")
 

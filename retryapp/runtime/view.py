@@ -123,14 +123,24 @@ class RuntimeView:
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
 
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        placed = self._open(main, partition)
+    def topic_id(self, main: str) -> str:
+        """Return the id of a main topic: what waits or is dead may be of a former one of its name."""
+        return self._runtime.served[main].topic_id
+
+    def pending_find(self, origin: Origin) -> PendingEntry | None:
+        placed = self._open(origin.topic, origin.partition)
         table = placed.transport.pending if placed else None
-        origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
         key = table.find(identity_of(origin)) if table else None
         value = table.get(key) if table and key else None
-        most = self._max_attempts(main)
-        return PendingEntry(partition=partition, key=key, value=value, max_attempts=most) if key and value else None
+        if not key or not value:
+            return None
+        most = self._max_attempts(origin.topic)
+        return PendingEntry(partition=origin.partition, key=key, value=value, max_attempts=most)
+
+    def letters_counted(self, main: str, partition: int) -> bool:
+        """Tell whether the dead letters of a partition have been read since it opened; what came since may lack."""
+        placed = self._open(main, partition)
+        return placed is not None and placed.transport.letters_counted
 
     def dead_page(
         self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
@@ -207,9 +217,9 @@ class RuntimeView:
         """Return how many deliveries have failed here lately, by cause."""
         return self._trends.of(main)
 
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
-        """Read one record from Kafka; None when it is no longer there."""
-        return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
+    def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        """Read one record from Kafka; None when it is no longer there. Blocks."""
+        return read_record(self._runtime.connection, topic, partition, offset)
 
     def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of what waits by partition, of the open ones here, the most frequent first."""
@@ -355,8 +365,7 @@ class RuntimeView:
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
-            topics = self._runtime.served[place[0]].handler.topology.dlqs
-            whole = len(dead) == len(topics) and not self._runtime.behind(*place)[1]
+            whole = placed.transport.letters_counted and not self._runtime.behind(*place)[1]
             known = PartitionInfo(
                 partition=place[1],
                 state=_IDLE,

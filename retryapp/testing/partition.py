@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, Self
 
 from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.durations import duration_text
+from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
@@ -37,7 +38,7 @@ from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
-from retryapp.engine.handler.declared import handler_fields
+from retryapp.engine.handler.declared import handler_fields, topology_fields
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits, LaneState
@@ -61,6 +62,8 @@ _LIVES = count(1)
 _COMMANDS = count(1)
 _OF_A_WORKER: Final = ("function", "policy", "destinations")
 """Fields of a declared handler that are given in another way."""
+_OF_TOPICS: Final = ("tiers", "publishes", "dead_letters")
+"""Arguments of a declaration that are about topics; `of` has them from there."""
 
 
 class Declares(Protocol):
@@ -87,7 +90,7 @@ class MemoryPartition:
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
         kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
-        options: more of what a handler is declared with, as `value`, `concurrency`, `order` and `deduplicate`; and
+        options: more of what a handler is declared with, as `value`, `concurrency`, `order` and `dead_letters`; and
             further fields of `Handler`.
 
     Raises:
@@ -136,15 +139,13 @@ class MemoryPartition:
         **options: Any,
     ) -> None:
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
+        names = {name: options.pop(name) for name in _OF_TOPICS if name in options}
+        if names and "topology" in options:
+            raise InvalidSettingError(*names.popitem(), "expected in the declaration: it is about topics")
         options = handler_fields(**options)
+        topics = topology_fields(chosen, options, **names)
+        topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(group, main, **topics)
         rule = options.get("deduplicate")
-        topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
-            group,
-            main,
-            delays_ms=chosen.delays_ms,
-            dead_letters=chosen.dead_letters,
-            seen_window_ms=None if rule is None else rule.window_ms,
-        )
         self.transport = transport or MemoryLaneTransport(clock)
         self.clock = clock or self.transport.clock
         self.observer = RecordingObserver()

@@ -147,7 +147,7 @@ class Operators:
         if not self._is_known(host, url):
             return Person(ANYONE, Role.NONE, can_log_in, host or "")
         if self.hook is not None and needs and (found := await _by_hook(self.hook, request)) is not None:
-            return found
+            return found if found.role else replace(found, can_log_in=can_log_in)
         near = _address(request)
         if near is not None and any(near in network for network in self.proxies):
             return self._by_proxy(request.headers)
@@ -178,16 +178,19 @@ NOBODY: Final = Operators()
 
 
 async def _by_hook(hook: LoginHook, request: web.Request) -> Person | None:
-    """Return whom a login hook knows; None if it fails. A plain function runs in a thread: the loop is the records'."""
+    """Return whom a login hook knows; who asks has no role if it fails, wherever from.
+
+    A plain function runs in a thread: the loop is the records'.
+    """
     try:
         async with asyncio.timeout(HOOK_S):
             run = asyncio.get_running_loop().run_in_executor
             answer = hook(request) if inspect.iscoroutinefunction(hook) else await run(_hooks, hook, request)
             known = await answer if inspect.isawaitable(answer) else answer
         return None if known is None else _person(*known)
-    except Exception:  # the user's code, or what it asks; nobody has a role by it then
+    except Exception:  # the user's code, or what it asks: it might have refused
         logger.exception("retryapp.login_hook_failed")
-        return None
+        return Person(ANYONE, Role.NONE)
 
 
 def _person(name: str, role: str) -> Person:

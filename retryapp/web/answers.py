@@ -19,7 +19,7 @@ from urllib.parse import quote
 from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
@@ -31,7 +31,6 @@ from retryapp.lookup.records import (
     known_sum,
     payloads,
     pending_detail,
-    pending_summary,
     place_of,
     whole_entry,
 )
@@ -61,6 +60,8 @@ List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 
 _searches: Final = Turns(4)  # they read topics or decode values: that may take long
 _decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
+_readings: Final = ThreadPoolExecutor(4, thread_name_prefix="readings")
+"""Of single records: a broker that has just gone holds a thread longer than its page waits."""
 
 
 class Answers:
@@ -225,12 +226,12 @@ class Answers:
         """Return one page of dead letters of the group, the newest first."""
         wanted, infos = question.wanted, self._partitions(question)
         asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
-        narrow = question.marked or question.is_narrow
-        facts, (total, whole, about) = await asyncio.gather(
+        facts, (total, _, about) = await asyncio.gather(
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
-        total, of = (None, whole) if narrow else (total, None)
+        total = None if question.marked or question.is_narrow else total
+        of = None  # a page looks at marked letters too, which no table counts
         return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
@@ -261,7 +262,7 @@ class Answers:
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
         """Merge what all workers list, and say what is left out."""
         chosen = chosen_of(infos, question)
-        asked = self.peers.read(chosen, question.main, question.address(kind))
+        asked = self.peers.read(chosen, question.main, question.list_address(kind))
         answers, ours = await asyncio.gather(asked, own(question, chosen))
         return {
             "main": question.main,
@@ -277,7 +278,8 @@ class Answers:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
         group, cause = await self._everywhere(question.main, infos), question.wanted.cause
         chosen = chosen_of(group.partitions, question)
-        numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
+        known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
+        numbers = [getattr(item, name) if now else None for item, now in zip(chosen, known, strict=True)]
         causes = group.waiting if name == "pending" else group.causes
         about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:
@@ -286,7 +288,7 @@ class Answers:
         if cause is None:
             return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
-        if others or any(item.state != OPEN for item in chosen):  # some may be among the others, or numbers are old
+        if others or any(item.state != OPEN for item in chosen):  # some may be among the others
             return None, whole, about
         return 0 if about is None else about["records"], whole, about
 
@@ -295,7 +297,8 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         partition, offset = question.at()
         self.get_open_partition_or_404(partition, question)
-        entry = self.view.pending_find(info.main, partition, offset)
+        topic_id = question.topic_id or self.view.topic_id(info.main)
+        entry = self.view.pending_find(Origin(info.main, topic_id, partition, offset))
         if entry is None:
             raise not_found(
                 "not-pending",
@@ -305,9 +308,8 @@ class Answers:
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
         if (there := place_of(entry, info.main)) is not None:
-            with suppress(TimeoutError, RetryAppError):
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    entry = whole_entry(entry, await self.view.read_record(*there))
+            with suppress(RetryAppError):
+                entry = whole_entry(entry, await self.read_record(*there))
         record = await self._show(question, partial(pending_detail, entry))
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
@@ -354,15 +356,28 @@ class Answers:
         read_from = "{}[{}]@{}".format(*places[-1])
         content: Facts = {**known, "read_from": read_from, "unread": None, "key": None, "value": None}
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                letter = record = await self.view.read_record(*places[0])
-                if len(places) > 1 and letter is not None:
-                    record = await self.view.read_record(*places[1])
-        except TimeoutError:
-            return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
+            letter = record = await self.read_record(*places[0])
+            if len(places) > 1 and letter is not None:
+                is_there = origin["topic_id"] == self.view.topic_id(question.main)  # else another has its offset
+                record = await self.read_record(*places[1]) if is_there else None
         except RetryAppError as error:
             return {**content, "unread": str(error)}
         return await self._show(question, partial(_with_content, content, entry, letter, record))
+
+    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+        """Read one record from Kafka; None when it is no longer there.
+
+        Raises:
+            RetryAppError: no broker answers; while that is known, none is asked.
+        """
+        if (silence := self.view.silence()) is not None:
+            raise EnvironmentFault(silence)
+        read = partial(self.view.read_record, topic, partition, offset)
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await asyncio.get_running_loop().run_in_executor(_readings, read)
+        except TimeoutError as error:
+            raise EnvironmentFault(f"the broker did not answer within {READ_TIMEOUT_S:g} s") from error
 
     def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting, dead, or what has become of it.
@@ -378,9 +393,8 @@ class Answers:
         if item is not None and item.state == ELSEWHERE and question.query.get("here"):
             return f"{base}/journey?id={quote(same, safe='')}"  # browsers send no form on to another worker
         self.get_open_partition_or_404(origin.partition, question)
-        waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
-        if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
-            return f"{base}/pending/{origin.partition}/{origin.offset}"
+        if self.view.pending_find(origin) is not None:
+            return f"{base}/pending/{origin.partition}/{origin.offset}?topic_id={quote(origin.topic_id, safe='')}"
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None and is_open(dead.row.mark):
             return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))

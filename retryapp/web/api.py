@@ -187,7 +187,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
                record=_model(
                    "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
                )),
-        {},
+        {"topic_id": _STRING},
     ),
     "/{main}/dead": (
         _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
@@ -219,7 +219,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
-               main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
+               main=str, jobs=_many(_Job), silent=list[str]),
         {},
     ),
     "/{main}/jobs/new": (

@@ -62,7 +62,7 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
     if blocked := [item for item in infos if item.is_blocked_long(now_ms)]:
         others = f"; blocked as well: {_named(blocked[1:])}" if blocked[1:] else ""
         yield _LATE, f"{_named(blocked[:1])}: {blocked[0].blocked}{others}", "pending"
-    dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
+    dues = [item.next_due_ms for item in infos if item.next_due_ms is not None and item.as_of_ms is None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is {spaced(due_text(min(dues), now_ms))}", "pending"
 

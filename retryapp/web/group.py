@@ -61,7 +61,9 @@ def group_of(
     dead, waiting = causes
     theirs = {url: answer.part.handlers.get(main, HandlerPart()) for url, answer in answers.items()}
     recent = {url: part for url, part in theirs.items() if not answers[url].is_old(now_ms)}
-    parts = {number: some for part in theirs.values() for number, some in part.jobs.items()} | dict(job_parts)
+    owners = {info.partition: owner_of(info) for info in infos}  # an old answer may have what is another's now
+    jobs = ((url, *each) for url, part in theirs.items() for each in part.jobs.items())
+    parts = {number: some for url, number, some in jobs if owners.get(number) == url} | dict(job_parts)
     return Group(
         partitions=_merged(infos, answers, theirs, now_ms),
         silent=sorted(other_owners(infos) - recent.keys()),

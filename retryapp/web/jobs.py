@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -54,13 +54,7 @@ async def jobs(answers: Answers, question: Question) -> Facts:
     parts, silent, _ = await answers.parts(info.main)
     found = [job_facts(job, each) for job, each in by_job(parts).items()]
     going_on = any(each["state"] == PartState.RUNNING for each in found)
-    facts: Facts = {
-        "main": info.main,
-        "jobs": found[::-1],
-        "silent": silent,
-        "verbs": [Verb.REPLAY, Verb.DISCARD, Verb.RESTORE],
-    }
-    return {**facts, "live_s": LIVE_S if going_on else None}
+    return {"main": info.main, "jobs": found[::-1], "silent": silent, "live_s": LIVE_S if going_on else None}
 
 
 async def job(answers: Answers, question: Question) -> Facts:
@@ -93,7 +87,7 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
     parts, silent, paused = await answers.parts(main)
     mine: Mapping[int, Part] | None = by_job(parts).get(job)
     if mine is None:  # it has begun just now, or is not of this handler
-        mine = (await asyncio.to_thread(answers.view.on_topics, main, steering.parts_of)).get(job)
+        mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
     if mine is None:
         hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
         raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -20,17 +19,20 @@ from retryapp.core.record import Origin, Record, failure_id, idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.reading import Reading
-from retryapp.lookup.records import Facts
-from retryapp.ports import ELSEWHERE, PAGES_PREFIX
-from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
+from retryapp.lookup.records import Facts, pending_summary
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX, PendingEntry
+from retryapp.web.answers import Answers, origin_asked
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
-from retryapp.web.figures import web_url
+from retryapp.web.figures import OPEN, web_url
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
 READ_S: Final = 5.0
 """How long a page reads topics for one record."""
+AHEAD_MS: Final = 3_600_000
+"""How far the clock of a producer may be ahead: brokers take no more by default (`message.timestamp.after.max.ms`)."""
 MOST_PLANNED: Final = 20
+_REFUSED: Final = "refused, "
 _REPLAYED: Final = ""
 """Kind of a copy whose letter's mark is the step that is shown."""
 _UNKNOWN: Final = dict.fromkeys(
@@ -67,9 +69,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
     if not found.steps and found.complete:
         hint = "It may be done at its first delivery, run now, or have left the topics by their retention"
         raise not_found("no-journey", f"no topic of {info.main} says anything of {name}", hint)
-    last: Facts = next((step for step in reversed(found.steps) if "attempt" in step), {})
-    waits = last.get("kind") == "failed" and last.get("due_at_ms") is not None
     item = answers.view.partition(info.main, origin.partition)
+    row = answers.view.pending_find(origin) if item is not None and item.state == OPEN else None
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
     return {
         "main": info.main,
@@ -79,25 +80,39 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "steps": [{**_UNKNOWN, **step} for step in found.steps],
         "looked": found.looked,
         "complete": found.complete,
-        "planned": planned(info.policy, last) if waits and found.steps[-1]["kind"] != "cancel" else [],
+        "planned": planned(info.policy, _last_failure(row, found.steps)),
         "max_attempts": RetryPolicy.parse(info.policy).max_attempts,
         "find": f"{owner}{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
     }
 
 
 async def _begun(answers: Answers, origin: Origin) -> int | None:
-    """Return the timestamp of the record itself; None where it is gone."""
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            record = await answers.view.read_record(origin.topic, origin.partition, origin.offset)
-    except (TimeoutError, RetryAppError):
+    """Return an instant before the record was sent; None where it is gone, with its topic or without."""
+    if origin.topic_id != answers.view.topic_id(origin.topic):
         return None
-    known = record is not None and 0 < record.timestamp_ms <= answers.now_ms()
-    return record.timestamp_ms if record is not None and known else None
+    try:
+        record = await answers.read_record(origin.topic, origin.partition, origin.offset)
+    except RetryAppError:
+        return None
+    since_ms = 0 if record is None else record.timestamp_ms - AHEAD_MS
+    return since_ms if 0 < since_ms <= answers.now_ms() else None
+
+
+def _last_failure(row: PendingEntry | None, steps: Sequence[Facts]) -> Facts:
+    """Return the last failed attempt and when the next is due: as its row says, or its last step where none is here.
+
+    Empty after anything else: a command may have changed the time, or ended the retries.
+    """
+    if row is not None:
+        return pending_summary(row)
+    last = next((step for step in reversed(steps) if not (step.get("text") or "").startswith(_REFUSED)), {})
+    return last if last.get("kind") == "failed" else {}
 
 
 def planned(text: str, last: Facts) -> list[Facts]:
-    """Return the attempts to come by today's policy if all of them fail, without jitter."""
+    """Return the attempts to come by today's policy if all of them fail, without jitter; none if no next one is due."""
+    if last.get("due_at_ms") is None or last.get("attempt") is None:
+        return []
     policy, at_ms, attempt = RetryPolicy.parse(text), last["due_at_ms"], last["attempt"] + 1
     plan = [{"attempt": attempt, "due_at_ms": at_ms}]
     while len(plan) < MOST_PLANNED and policy.schedule.follows(attempt) and policy.max_attempts is not None:
@@ -174,7 +189,7 @@ def _told(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator
     with suppress(DamagedEventError):
         event = decode_event(record.value or b"")
         if isinstance(event, Commanded):
-            outcome = f"refused, {event.refused}" if event.refused else event.text
+            outcome = f"{_REFUSED}{event.refused}" if event.refused else event.text
             yield {"kind": event.verb, "at_ms": event.at_ms, "by": event.by, "text": outcome, "message": event.why}
         elif isinstance(event, RecordEvent):
             facts = event.model_dump(include={"attempt", "delivery", "replays", "error_type", "reason", "worker"})

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
@@ -185,7 +186,7 @@ def dead_here(
 
     `search` decodes values in which a field is looked for.
     """
-    chosen = [number for number in _open(infos) if question.partition in (None, number)]
+    chosen = [each for each in _open(chosen_of(infos, question)) if view.letters_counted(info.main, each)]
     before, wanted = question.before, question.wanted
     error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
     if wanted.until_ms is not None:
@@ -194,6 +195,8 @@ def dead_here(
     sought: Facts = {"cause": wanted.cause, "key": None if wanted.key is None else wanted.key.encode()}
     if wanted.deep:
         sought = {}  # neighbours are read together
+    if wanted.cause == OTHER_CAUSE:  # only the index tells
+        sought["cause"], wanted = OTHER_CAUSE, wanted.model_copy(update={"cause": None})
     streams = []
     for number in chosen:
         for letters in (None, *info.dead_letters):

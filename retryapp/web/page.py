@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -26,6 +27,8 @@ PROBING: Final = ("field", "header", "key", "message")
 
 Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
 """Returns facts, or a body and its type: something without facts of records."""
+
+_writers: Final = ThreadPoolExecutor(2, thread_name_prefix="writers")
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +101,8 @@ class Page:
     ) -> web.Response:
         """Answer with facts, less what this person may not see.
 
-        It is written in a thread: a long list takes some 50 ms, in which records would wait.
+        It is written in a thread: a long list takes some 50 ms, in which records would wait. Not in one of the event
+        loop's, which handlers may hold: probes are answered so, too.
         """
         is_html = bool(template) and not as_json
         headers = {"Content-Encoding": "gzip"} if is_html and takes_gzip(request) else {}
@@ -110,7 +114,7 @@ class Page:
             html = to_html(template, {**self._frame(request, person), **seen, "refresh_s": refresh_s}).encode()
             return gzip.compress(html, 1) if headers else html  # better takes twice as long, and saves a tenth
 
-        body = await asyncio.to_thread(write)
+        body = await asyncio.get_running_loop().run_in_executor(_writers, write)
         return self.respond(body, HTML if is_html else JSON, status, headers)
 
     def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:

@@ -33,7 +33,8 @@ DEADLINE_S: Final = 0.8
 """How long a page waits for all of them."""
 FRESH_MS: Final = 2_000
 """An answer serves all pages for so long."""
-MAX_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 8 << 20
+"""Of an answer: 500 rows of a list have up to 5 KB each where messages are not ASCII, a partition in `PART` 600 B."""
 PART: Final = f"{PAGES_PREFIX}/part"
 SIGNATURE: Final = "X-Retryapp-Peer"
 """Header of a question: when it was asked, epoch milliseconds, and the HMAC of that and the address, as ``ms:hex``."""
@@ -161,12 +162,12 @@ class Peers:
                         logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %r is another, or none", url)
                     if answer.status != 200:
                         return None
-                    body = b""
+                    body = bytearray()
                     async for chunk in answer.content.iter_any():
                         body += chunk
                         if len(body) > MAX_BYTES:
                             return None
-                    return body
+                    return bytes(body)
         except _FAULTS:
             return None
 

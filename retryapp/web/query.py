@@ -9,7 +9,7 @@ Cursors are opaque to a reader and mean a place, not a page number, so that a li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -30,6 +30,8 @@ _FORMS: Final = {
     "header": "NAME=TEXT, as tenant=acme, of at most 400 characters",
     "field": "/POINTER=TEXT, as /customer/id=17, of at most 400 characters",
 }
+_OF_LISTS: Final = frozenset({*FILTERS, "since", "until", "limit", "partition", "after", "before", "marked"})
+"""What tells one list from another."""
 MAX_REFRESH_S: Final = 3_600
 _MAX_DIGITS: Final = 19
 
@@ -67,6 +69,8 @@ class Question:
     """Records on the pages before."""
     marked: bool = False
     """Also dead letters that are not open any more: replayed, discarded, handled."""
+    topic_id: str | None = None
+    """Id of the main topic that a record is of; None: of the one that there is now."""
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
@@ -81,6 +85,11 @@ class Question:
         rest = {name: value for name, value in self.query.items() if name != "routed"}
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
+
+    def list_address(self, path: str) -> str:
+        """Return the address of a list of another worker: with what this one is of, and nothing else of the request."""
+        asked = {name: value for name, value in self.query.items() if name in _OF_LISTS}
+        return replace(self, query=asked).address(path)
 
     @property
     def is_narrow(self) -> bool:
@@ -130,6 +139,7 @@ def question_of(
         before=None if "before" not in given else place_of(given["before"]),
         seen=_number(given, "seen", 0, 2**53) or 0,
         marked="marked" in given,
+        topic_id=given.get("topic_id"),
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,

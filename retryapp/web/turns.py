@@ -1,6 +1,6 @@
 """What pages wait for: commands, jobs, readings of topics. A few at a time, in threads of their own.
 
-Those of the event loop write pages and read tables: were they taken by what waits for seconds, no probe was answered.
+Those of the event loop read tables: were they taken by what waits for seconds, no list was answered.
 """
 
 from __future__ import annotations

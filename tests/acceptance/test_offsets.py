@@ -9,6 +9,7 @@ import pytest
 from acceptance.books import delete_group, partitions
 from harness import HandlerSpec, Stage, Worker, wait_for
 from harness.operator import Operator
+from harness.terminal import retryapp
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(120)]
 
@@ -140,3 +141,30 @@ def test_a_main_topic_that_is_made_again_under_a_running_worker(stage: Stage) ->
     stage.worker()
     wait_for(lambda: stage.service.done(topic) == WAITING | HEALTHY | new, "everything is done", timeout_s=60)
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")
+
+
+def test_a_deleted_topic_of_one_handler_keeps_no_lane_of_another_closed(stage: Stage) -> None:
+    """Nor, without its control topic, another from its commands: a worker asks about all topics at once."""
+    orders, bills = stage.main_topic("orders", 4), stage.main_topic("bills", 4)
+    stage.program(HandlerSpec(topic=orders), HandlerSpec(topic=bills), partitions=4)
+    operator, topology = Operator(stage.bootstrap), stage.topology(orders)
+    first, second = stage.worker(), stage.worker()
+    operator.delete_topic(topology.dlq)
+    second.kill()
+
+    def all_open(topic: str) -> bool:
+        return [row["state"] for row in partitions(first, topic)] == ["open"] * 4
+
+    for topic in (bills, orders):
+        wait_for(lambda topic=topic: all_open(topic), f"the other worker has opened {topic}", timeout_s=25)  # type: ignore[misc]
+    assert "took longer than" not in first.log
+    operator.delete_topic(topology.control)
+    wait_for(lambda: "Commands could not be read" in first.log, "it is told")
+    assert f"{topology.control}[" in first.log
+    where = ("-A", "app", "--topic", bills, "--why", "end of the month")
+    code, said = retryapp(stage, "handler", "pause", *where)
+    assert (code, {each["outcome"] for each in said["partitions"]}) == (0, {"done"})
+    assert retryapp(stage, "handler", "resume", *where)[0] == 0
+    for topic in (orders, bills):
+        stage.produce(topic, [{"id": n} for n in range(8)], 4)
+        wait_for(lambda topic=topic: stage.service.done(topic) == {*range(8)}, "what comes is delivered")  # type: ignore[misc]

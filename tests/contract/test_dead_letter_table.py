@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount, cause_bytes, cause_id, cause_name
+from retryapp.core.control import LetterMark, MarkKind, mark_of
 from retryapp.core.dead_index import IndexedLetter, hash_of
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.record import Origin, failure_id
@@ -141,6 +143,41 @@ def test_a_damaged_letter_is_found_by_what_can_be_read(any_table: Table, make_de
     any_table.write([damaged, doubled, nowhere], 7)
     assert at(any_table.find(name(7))) == 4
     assert (any_table.find(name(8)), any_table.find(name(9))) == (None, None)
+
+
+def test_no_letter_makes_a_table_fail(any_table: Table, make_dead: MakeDead) -> None:
+    """Whatever its headers say: read anew, the topic would have it again, and no letter would ever be known."""
+    whole = dict(make_dead(0, 7).headers)
+    more = ("retry-replays", "retry-replay-id", "retry-letter", "retry-delivery", "retry-due-ms", "retry-null-value")
+    digits = b"0", b"-1", b"9" * 18, b"9" * 19, b"9" * 30, b"4294967295", b"253402300799999"
+    texts = b"", b"\xff", None, b"x" * 5_000, b"x" * 70_000, b"%C3%A9" * 40_000, b"app/" * 20_000
+    found = [{**whole, name: value} for name in (*whole, *more) for value in (*digits, *texts)]
+    found += [{**each, "retry-attempt": b"x"} for each in found]
+    rows = [DeadRow(offset, tuple(headers.items()), b"k" * 70_000, offset) for offset, headers in enumerate(found)]
+    any_table.write(rows, len(rows))
+    marks = range(0, len(rows), 3)
+    any_table.mark(dict.fromkeys(marks, ("discarded", "j" * 70000)), None)
+    any_table.mark(dict.fromkeys(marks, ("restored", None)), None)
+    assert any_table.find(name(7)) is not None
+    if isinstance(any_table, Rocks):
+        letters = any_table.page(None, len(rows))
+        assert [letter.offset for letter in letters] == [*reversed(range(len(rows)))]
+        assert {letter.offset for letter in any_table.latest(None, len(rows), key=b"k" * 70_000)} == {*range(len(rows))}
+        assert any_table.count() == sum(count.records for count in any_table.causes()) == len(rows)
+    while any_table.forget_before(len(rows)):
+        pass
+    assert any_table.find(name(7)) is None
+
+
+def test_no_mark_makes_a_table_fail(any_table: Table, make_dead: MakeDead) -> None:
+    """One of a letter at an offset that Kafka does not have is none."""
+    any_table.write([make_dead(5, 7)], 9)
+    for letter in (5, 2**63 - 1, 2**63, 2**64, 10**40, -1):
+        facts: Any = {"failure_id": name(7), "delivery": 1, "replays": 1, "command": "j" * 70_000}
+        sent = LetterMark(mark=MarkKind.REPLAYED, letter=letter, **facts).to_record("app.orders.dlq", 0)
+        if (mark := mark_of(sent.headers, sent.value)) is not None:
+            any_table.mark({mark.letter: (mark.mark, mark.command)}, None)
+    assert [any_table.mark_of(offset) for offset in (5, 6, 2**63 - 1)] == ["replayed", None, "replayed"]
 
 
 def test_rows_are_counted_once_however_often_they_are_written(table: Rocks, make_dead: MakeDead) -> None:

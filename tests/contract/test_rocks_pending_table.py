@@ -407,6 +407,15 @@ def test_due_times_are_those_of_the_rows_of_all_queues(opened: Open) -> None:
         assert table.due_times(start, stop, limit) == [at for at in dues if start <= at < stop][:limit]
 
 
+def test_a_thread_never_finds_the_cursors_of_a_table(opened: Open) -> None:
+    """A row that comes while it does, of a circuit that had none, would lower a cursor that is thrown away."""
+    table = opened()
+    table.recover([], 5)
+    assert "_cursors" not in vars(table)
+    table.recovered()
+    assert vars(table)["_cursors"] == {0: b"\x00\x00"}
+
+
 def test_a_recovery_looks_for_the_last_written_record_no_more(opened: Open) -> None:
     """It begins once that was found; cut off, it is to be continued from where it came to."""
     table = opened()

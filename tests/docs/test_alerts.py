@@ -37,7 +37,7 @@ def nodes(expr: str, kind: type) -> list[Any]:
 def shown(worker_metrics: Scrape) -> dict[str, list[dict[str, str]]]:
     """Every series that a worker or the archive shows, by name: its labels."""
     archive = PipelineMetrics()
-    archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={})
+    archive.round_ended("billing", ended_ms=1, gaps=0)
     series: dict[str, list[dict[str, str]]] = {}
     text = worker_metrics.text().decode() + generate_latest(archive.registry).decode()
     for family in text_string_to_metric_families(text):

@@ -41,7 +41,7 @@ def chosen(query: str) -> str:
 @pytest.fixture(scope="module")
 def text(worker_metrics: Scrape) -> bytes:
     archive = PipelineMetrics()
-    archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={"billing.orders.dlq": 1})
+    archive.round_ended("billing", ended_ms=1, gaps=0)
     return worker_metrics.text() + generate_latest(archive.registry)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,17 +156,35 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
         Broker(cache_dir, data=tmp_path / "data").start()
 
 
+@contextmanager
+def stated_process(data: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process with these arguments that the state file names, with a start time of long ago."""
+    data.mkdir()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *arguments]) as process:
+        state = {"pid": process.pid, "started_s": 1.5, "port": 1, "data": str(data), "log": "", "version": "4.3.1"}
+        (data / "broker.json").write_text(json.dumps(state))
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_recycled_process_id_is_not_the_broker(kept_data: Path) -> None:
     """Nobody else's process is ever stopped."""
-    kept_data.mkdir()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        (kept_data / "broker.json").write_text(
-            f'{{"pid": {other.pid}, "started_s": 1.5, "port": 1, "data": "", "log": "", "version": "4.3.1"}}'
-        )
+    with stated_process(kept_data) as other:
         assert broker_status(kept_data) is None
         assert stop_kept_broker(kept_data) is None
         assert other.poll() is None
-        other.kill()
+
+
+def test_a_step_of_the_clock_hides_no_broker(kept_data: Path) -> None:
+    """The start times of processes move with it. One that has ended is gone, although nobody has waited for it."""
+    with stated_process(kept_data, str(kept_data / "server.properties")) as process:
+        state = (kept_data / "broker.json").read_text()
+        assert stop_kept_broker(kept_data) is not None
+        (kept_data / "broker.json").write_text(state)
+        assert psutil.pid_exists(process.pid)
+        assert broker_status(kept_data) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])

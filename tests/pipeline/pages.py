@@ -33,6 +33,7 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "analysed_ms": NOON_MS - MINUTE_MS,
         "groups": ["billing"],
         "broker": "kafka-1:9092",
+        "client_config": None,
         "in_all": {"causes": 31, "outages": 2, "offenders": 3, "deadly_keys": 3},
         "causes": [_cause(number, text) for number in range(7)],
         "outages": [

@@ -26,7 +26,7 @@ from retryapp.pipeline.positions import DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep
+from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +41,11 @@ class Analysts:
     spark: SparkSession
     lake: Lake
 
-    def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092") -> Analysed:
+    def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
         taken = TakenCut(GROUP, cut(*offsets), {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([taken], broker=broker)
+        job = Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS)
+        return job.run([taken], broker=broker, client_config=login)
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -138,6 +139,9 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     ]
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
     assert [check["name"] for check in report["checks"] if check["failures"]] == ["the archive is fresh"]
+    for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
+        report = collect(job.spark, job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
+        assert [check["name"] for check in report["checks"] if check["failures"]] == failing
 
 
 def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(
@@ -194,6 +198,35 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     assert job.collect()["totals"]["failed"] == 2
 
 
+def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command: Spark's failures are the surroundings', and none of the program."""
+    for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
+        file.write_bytes(b"overwritten")
+        file.with_name(f".{file.name}.crc").unlink()
+    for name in ("causes", "report"):
+        assert retryapp(["pipeline", name, "--lake", copied.lake.uri, "--json"]) == ExitCode.ENVIRONMENT
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["type"], error["message"].split(":")[0]) == ("JobFailedError", f"the {name} job failed")
+
+
+@pytest.mark.extended
+def test_what_was_erased_is_not_lost(spark: SparkSession, lake: Lake) -> None:
+    """Workers have counted it; what is missing of later ranges is told."""
+    job, archive = Analysts(spark, lake), Archive()
+    for offset in range(3):
+        archive.failed(offset, 1, key=hash_key(b"ada", lake.salt) if offset else "other")
+    archive.counted(0, 10, ok=6, failed=4)  # one was on its topic still, and is not archived any more
+    job.append(archive)
+    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
+    assert job.analyse(10).is_sound
+    (ledger,) = job.collect()["ledger"]
+    assert (ledger["failed"], ledger["pending"], ledger["lost"]) == (4, 1, 0)
+    archive.counted(10, 20, ok=9, failed=1, from_ms=NOON_MS + MINUTE_MS + 1)
+    job.append(archive)
+    (found,) = [verdict for verdict in job.analyse(20).verdicts if verdict.is_error]
+    assert (found.name, found.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
+
+
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed
@@ -221,8 +254,9 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, 
     shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
     again = job.analyse(5)
     assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
-    moved = job.analyse(5, broker="kafka-2:9092")
-    assert (moved.run_id, (derived.result() or {})["broker"]) == (again.run_id, "kafka-2:9092")
+    moved = job.analyse(5, broker="kafka-2:9092", login="/etc/me")
+    result = derived.result() or {}
+    assert (moved.run_id, result["broker"], result["client_config"]) == (again.run_id, "kafka-2:9092", "/etc/me")
 
 
 def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: SparkSession) -> None:
@@ -267,6 +301,7 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, la
     job, archive = Analysts(spark, lake), Archive()
     for offset in range(20):
         archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
+    archive.counted(0, 21, ok=0, failed=21)
     archive.failed(20, 1, started_ms=253_402_300_000_000)
     for first in range(21, 41):
         archive.counted(first, first + 1, ok=1, failed=0)
@@ -342,5 +377,13 @@ def test_decisions_about_causes(copied: Analysts, capsys: pytest.CaptureFixture[
     assert run("--reopen", name, "--by", "bob")[0][2:] == ("open", None, None)
     # the records failed in 2030: after any decision of today
     assert run("--resolve", name, "--topic", MAIN, "--by", "ann")[0][2:] == ("resolved", "ann", "regressed")
+    capsys.readouterr()
+    with patch("retryapp.cli._analyse.SystemClock") as clock:
+        for hours, is_older in ((1, False), (3, True)):
+            clock.return_value.wall_ms.return_value = NOON_MS + hours * 60 * MINUTE_MS
+            assert retryapp(["pipeline", "causes", "--lake", copied.lake.uri, "--json", "--since", "2h"]) == 0
+            said = capsys.readouterr()
+            assert json.loads(said.out)["analysed_ms"] == NOON_MS
+            assert ("older than the window" in " ".join(said.err.split())) == is_older
     titles = [entry["title"] for entry in copied.collect()["todo"]]
     assert [title for title in titles if title.startswith("Came back")]

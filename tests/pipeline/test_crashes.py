@@ -29,6 +29,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.errors import JobFailedError
+from retryapp.pipeline.failures import failures_named
 from retryapp.pipeline.lake import open_lake
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def test_a_disk_that_fills_up(spark: SparkSession, group: Group, small_disk: Pat
     group.flush()
     folder = small_disk / "lake"
     job = group.archive(spark, open_lake(spark, str(folder)), rows_per_batch=200)
-    with pytest.raises(JobFailedError, match="disk is full"):
+    with pytest.raises(JobFailedError, match="disk is full"), failures_named("archive"):
         job.run_once()
     assert 0 < places_of(folder).total() < RECORDS // 2, "it did not fill up in the middle"
     assert _mount(f"remount,{LARGE}", small_disk).returncode == 0

@@ -194,6 +194,29 @@ def test_the_ledger_balances(archive: Archive) -> Story:
     ]
 
 
+@story(200)
+def test_the_first_range_that_is_left_is_not_held_against_what_is(archive: Archive) -> Story:
+    """Its event came after midnight, or was kept by the topic, when copies of what failed in it were gone."""
+    archive.counted(100, 150, ok=45, failed=5)
+    archive.failed(149, 1)
+    archive.counted(150, 200, ok=48, failed=3)
+    archive.failed(151, 1)
+    archive.failed(152, 1)
+    names = ("from_offset", "received", "pending", "lost", "extra", "uncounted", "gaps")
+    assert told((yield).ledger, *names) == [(150, 51, 3, 1, 0, 1, 0)]
+
+
+def test_what_is_missing_where_offsets_were_lost_is_a_warning() -> None:
+    """The loss is an error of its own until it is acknowledged, which would end no other."""
+    nothing = {"group": "billing", "main": MAIN, "lost": 0, "extra": 0, "gaps": 0, "overlaps": 0, "partition": 0}
+    rows = [{**nothing, "lost": 2}, {**nothing, "partition": 1}]
+    for topic, partition, is_error in (
+        ("billing.orders.dlq", 0, False), ("billing.orders.dlq", 1, True), ("billing.orders2.dlq", 0, True),
+    ):  # fmt: skip
+        verdict, *_ = checks.of_ledger(rows, [{"topic": topic, "partition": partition}])
+        assert (verdict.failures, verdict.is_error) == (1, is_error)
+
+
 @story(40)
 def test_what_the_checks_find(archive: Archive) -> Story:
     """Each finding with its rows; lost and early ones are errors, holes and copies warnings."""

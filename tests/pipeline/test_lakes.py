@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -57,6 +58,22 @@ def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_p
         facts.put("runs", "two", {"state": "finished"})
         facts.put("runs", "two", {"state": "failed"})
         assert facts.rows("runs") == [{"state": "started"}, {"state": "finished"}]
+
+
+def test_a_lake_whose_first_run_had_no_room_is_made_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    """A disk with room for the folder and none for a byte leaves no mark; one of a killed run is named as empty."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        with pytest.raises(LakeUnusableError, match="File too large"):
+            open_lake(spark, str(tmp_path / "lake"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "lake").iterdir()) == []
+    assert open_lake(spark, str(tmp_path / "lake")).salt
+    (tmp_path / "lake.json").touch()
+    with pytest.raises(LakeUnusableError, match=r"lake.json in it is empty, .*: remove it"):
+        open_lake(spark, str(tmp_path))
 
 
 @pytest.mark.parametrize("place", ["nosuch://host/lake", "/proc/lake"])

@@ -20,6 +20,7 @@ from retryapp.core.headers import OUR_HEADERS, RETRY_DUE_MS, RETRY_REASON, decod
 from retryapp.core.lifecycle import (
     CircuitChanged,
     Commanded,
+    Discarded,
     PolicyUsed,
     Progress,
     Succeeded,
@@ -192,8 +193,29 @@ def test_numbers_that_no_column_holds_are_reported(name: str, number: int) -> No
     damaged, fine = read_batch(
         pa.array(["events"] * 2), pa.array([[]] * 2, ARROW_HEADERS), pa.array(values)
     ).to_pylist()
-    assert str(damaged["unreadable"]).startswith(f"not a lifecycle event: {name}: {number} is more than ")
+    assert str(damaged["unreadable"]).startswith(f"not a lifecycle event: {name}: {number} is out of range")
     assert (damaged["kind"], fine["kind"], fine["received"]) == (None, "progress", 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"v":2,"kind":"\\ud800"}',
+        b'{"v":1e400,"kind":"x"}',
+        b"[" * 20_000,
+        b'{"v":2,"kind":"x","y":' + b"[" * 20_000,
+        Discarded(
+            **dict.fromkeys(("group", "handler", "reason", "error_type", "error_message", "fingerprint", "policy"), ""),
+            **dict.fromkeys(("attempt", "delivery", "first_failed_ms", "started_ms", "ended_ms"), 1),
+            failure_id=SUCCESS.failure_id,
+            origin=ORIGIN.text,
+            origin_timestamp_ms=-(10**30),
+        ).to_json(),
+    ],
+)
+def test_what_a_stranger_wrote_is_reported(value: bytes) -> None:
+    """Half a surrogate, infinity, too deep a nest, a time before all times: one of them would end every analysis."""
+    assert list(read_one("events", (), value)) == ["unreadable"]
 
 
 def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> None:

@@ -6,6 +6,7 @@ import re
 import shlex
 from html import escape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from pages import DAY_MS, EVIL, NOON_MS, facts
@@ -103,18 +104,20 @@ def test_what_deserves_action_comes_first() -> None:
     assert places == sorted(places)
 
 
-def test_every_command_that_the_page_names_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails of its broker only: advice that cannot be followed is none."""
+def test_every_command_that_the_page_names_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It fails of its broker only, with the login of the analysis: advice that cannot be followed is none."""
     monkeypatch.setattr(admin, "REACH_S", 0.2)
+    (login := tmp_path / "a login").touch()
     named = [
         words
-        for entry in facts()["todo"]
+        for entry in facts(client_config=str(login))["todo"]
         for text in (entry["text"], entry["command"] or "")
-        for words in re.findall(r"retryapp ((?:[a-z]+ )+[^']*)", text)
+        for words in re.findall(r"retryapp ((?:[a-z]+ )+(?:[^']|'[^']*')*)", text)
     ]
     assert {"dead list", "dead replay", "dead show", "pending list"} <= {" ".join(words.split()[:2]) for words in named}
     for words in named:
         assert run(shlex.split(words)) == ExitCode.ENVIRONMENT, words
+        assert f"--client-config '{login}'" in words
 
 
 def test_nothing_to_do() -> None:

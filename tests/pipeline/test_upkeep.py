@@ -126,7 +126,7 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
         os.utime(file, (FAR_MS / 1_000, FAR_MS / 1_000))  # written by a machine whose clock is ahead: a vacuum keeps it
     with monkeypatch.context() as refusing:
         refusing.setattr(Files, "remove", lambda *_: None)
-        with pytest.raises(ErasureUnfinishedError, match=r"files that may hold erased records .* --resume"):
+        with pytest.raises(ErasureUnfinishedError, match=r"may hold erased records .* --resume' with the same --lake"):
             upkeep().erase(ADDRESS)
     assert len(Erasures(Facts(spark, lake)).open()) == 1
     upkeep().erase(ADDRESS)

@@ -155,7 +155,7 @@ def test_last_words_can_always_be_written(
     """Whatever the record, the error, the fault and the handler are called; so can those of damaged headers."""
     facts = {"group": "billing", "handler": handler, "topic_id": "t", "policy_digest": "d", "now_ms": now_ms}
     damaged = Record(TOPOLOGY.pending_changelog, 0, 1, 2, record.key, record.value, headers)
-    unreadable = DamagedMetadataError("retry-attempt", b"x", "expected a whole number")
+    unreadable = DamagedMetadataError("retry-attempt", "expected a whole number")
     for metadata in (
         last_words(record, error, fault, **facts),
         salvage(damaged, unreadable, **{**facts, "handler": "f"}),

@@ -42,10 +42,10 @@ rules = st.lists(
 
 @st.composite
 def policies(draw: st.DrawFn) -> RetryPolicy:
-    elapsed = draw(st.none() | lengths)
+    schedule, elapsed = draw(schedules), draw(st.none() | lengths)
     return RetryPolicy(
-        draw(schedules),
-        max_elapsed=None if elapsed is None else timedelta(milliseconds=elapsed),
+        schedule,
+        max_elapsed=None if elapsed is None else timedelta(milliseconds=max(elapsed, schedule.nominal_ms(1))),
         on=draw(rules),
         timeout=timedelta(milliseconds=draw(lengths)),
     )

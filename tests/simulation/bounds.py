@@ -52,7 +52,7 @@ def bounded(plan: Plan, random: Random) -> Plan:
 
 @contextmanager
 def bind(plan: Plan) -> Iterator[None]:
-    """Have the capacities of a plan bind; an idle lane is used again after five minutes, not after a day."""
+    """Have the capacities of a plan bind; an idle lane is used again after five minutes, not after hours."""
     sizes = {name: size for name, size in plan.bounds if name not in (IN_FLIGHT, SLICE)}
     claims = {name: int(sizes.pop(name)) for name in _CLAIMS if name in sizes}
     lanes = partial(LaneLimits, renew_s=300.0, **sizes)  # type: ignore[arg-type]

@@ -137,7 +137,7 @@ def _for_the_sound(run: Run) -> Turn | None:
     if (turn := _unpack(run)) is None and run.context.handler.topology.letters_of is not None:
         told = read_letter(run.shown.headers)
         if told.damage is not None:
-            return damage.bury_damaged(run, DamagedMetadataError("retry-version", None, told.damage), 0)
+            return damage.bury_damaged(run, DamagedMetadataError("retry-version", told.damage), 0)
     return turn
 
 

@@ -106,9 +106,6 @@ def spends(circuits: Iterable[Circuit | None], now_ms: float) -> bool:
     return all(
         each is None
         or each.closed
-        or (
-            each.state is not CircuitState.FORCED_OPEN
-            and now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
-        )
+        or (each.state is not CircuitState.FORCED_OPEN and each.used_ms(now_ms) >= each.breaker.max_open_ms)
         for each in circuits
     )

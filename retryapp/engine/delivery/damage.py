@@ -61,7 +61,7 @@ def end_instead(run: Run, outcome: Turn, reason: DeadReason) -> Turn:
     """Return the turn of a record whose delivery has just failed, and that does not wait for its next attempt."""
     metadata = decode_metadata(decode_row(outcome.rows[0].value or b"").headers)
     if metadata is None:
-        raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
+        raise DamagedMetadataError("retry-version", "a row that was just made has none")
     # of the same delivery: its copy says that it would wait, and never becomes visible
     last = not_run_again(
         replace(metadata, delivery=metadata.delivery - 1, no_payload=False), reason, run.context.clock.wall_ms()

@@ -202,17 +202,20 @@ def _expired(run: Run, metadata: RetryMetadata) -> Turn:
     held = counted_from_ms(metadata), run.record.timestamp_ms, due_at_ms  # since another hold ended, or its delivery
     run.metadata = counting_from(metadata, context.pace.later_ms(*held, now_ms, run.circuit))
     error = ReleaseTimeoutError(context.handler.name, max(0, due_at_ms - metadata.last_failed_ms))
-    decision = decision_of(run, judge(error, run, now_ms), now_ms)
+    logger.warning("retryapp.defer_expired", extra={"handler": context.handler.main, "failure_id": metadata.failure_id})
+    failure = judge(error, run, now_ms)
+    if failure.error_class is ErrorClass.PAUSING:  # spends nothing: the pause is what ends it
+        return _failed_turn(run, now_ms, error)
+    decision = decision_of(run, failure, now_ms)
     if isinstance(decision, RetryAt):
         decision = replace(decision, due_at_ms=now_ms, delay_ms=0)
-    logger.warning("retryapp.defer_expired", extra={"handler": context.handler.main, "failure_id": metadata.failure_id})
     return _failed_turn(run, now_ms, error, decision)
 
 
 def _waiting(headers: Headers) -> RetryMetadata:
     metadata = decode_metadata(headers)
     if metadata is None or metadata.due_at_ms is None:
-        raise DamagedMetadataError(RETRY_DUE_MS, None, "a record that waits has a due time")
+        raise DamagedMetadataError(RETRY_DUE_MS, "a record that waits has a due time")
     return metadata
 
 

@@ -112,6 +112,8 @@ class Pace:
         """Let nothing begin. What runs goes on."""
         self.paused = self.gated = True
         self._set_going()
+        for gate in self.gates.values():
+            gate.circuit.pause(self._now_ms())
 
     def go_on(self) -> None:
         """End a pause."""
@@ -162,6 +164,8 @@ class Pace:
         self._begun = True
         for gate in self.gates.values():
             gate.circuit.resume(self._now_ms())
+            if self.paused:
+                gate.circuit.pause(self._now_ms())
             change, gate.change = gate.change, None
             self._look(gate, change)
 
@@ -173,6 +177,7 @@ class Pace:
             gate.admitted.clear()
             gate.stop()
             gate.circuit.pause(self._now_ms())
+            gate.circuit.forget()
 
     # -- what may begin -----------------------------------------------------------------------------------------
 
@@ -282,9 +287,11 @@ class Pace:
     def sends_back(self, run: Paced) -> bool:
         """Tell whether a due row waits on in the table.
 
-        Its named circuit has opened since it was claimed, or it has no place: it was held, or is the head of a
-        sequence now.
+        Nothing may begin, and commands do not wait for that; or its named circuit has opened since it was claimed; or
+        it has no place: it was held, or is the head of a sequence now.
         """
+        if run.claim is not None and run.on_end is None and not self.going.is_set():
+            return True
         gate = self.gates.get(run.circuit) if run.circuit else None
         if gate is None or run.claim is None:
             return False

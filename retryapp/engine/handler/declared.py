@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,8 +10,11 @@ from retryapp.core.batch import Batch
 from retryapp.core.checks import check_count, check_kind, check_word
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.deduplicate import rule_of
+from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
+from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit, parse_rate
+from retryapp.core.topology import Tiers
 from retryapp.engine.handler.handler import Order
 
 _WORDS: Final[Mapping[str, Any]] = {"order": Order, "payload": ("copy", "reference"), "redelivery": ("direct", "main")}
@@ -34,6 +37,8 @@ def handler_fields(**given: Any) -> dict[str, Any]:
     for name in _COUNTS:
         if name in fields and (name != "max_concurrent" or fields[name] is not None):
             check_count(name, fields[name])
+    if "max_in_flight" in fields and fields["max_in_flight"] < (least := fields.get("concurrency", 1)):
+        raise InvalidSettingError("max_in_flight", fields["max_in_flight"], f"expected at least concurrency={least}")
     for name, kind in (("batch", Batch), ("circuit", CircuitBreaker)):
         if fields.get(name) is not None:
             check_kind(name, fields[name], kind, f"a {kind.__name__}(...), or None")
@@ -53,6 +58,43 @@ def handler_fields(**given: Any) -> dict[str, Any]:
     if holding:
         fields["holding"] = replace(fields.get("holding", Holding()), **holding)
     return fields
+
+
+def topology_fields(
+    policy: RetryPolicy,
+    settings: Mapping[str, Any],
+    *,
+    tiers: Any = Tiers.SINGLE,
+    publishes: Any = (),
+    dead_letters: Any = "topic",
+) -> dict[str, Any]:
+    """Return what arguments of a declaration say of a handler's topics; `settings`: its `handler_fields`.
+
+    Raises:
+        InvalidSettingError: an argument is none, or the policy contradicts it.
+    """
+    check_word("dead_letters", dead_letters, ("topic", "drop"))
+    check_word("tiers", tiers, Tiers)
+    if isinstance(publishes, str) or not isinstance(publishes, Iterable):
+        raise InvalidSettingError("publishes", publishes, "expected a list of topics: publishes=['receipts']")
+    publishes = tuple(publishes)
+    for each in publishes:
+        check_kind("publishes", each, str, "names of topics, as text")
+    if dead_letters == "drop" and policy.dead_letters:
+        named = ", ".join(policy.dead_letters)
+        problem = "a rule names it, and with dead_letters='drop' there is no dead-letter topic: remove one of them"
+        raise InvalidSettingError("dead_letters", named, problem)
+    rule = settings.get("deduplicate")
+    return {
+        "tiers": Tiers(tiers),
+        "publishes": tuple(dict.fromkeys(publishes)),
+        "drop": dead_letters == "drop",
+        "delays_ms": policy.delays_ms,
+        "dead_letters": policy.dead_letters,
+        "seen_window_ms": None if rule is None else rule.window_ms,
+        "reference_ms": policy.longest_ms if settings.get("by_reference") else None,
+        "through_main": settings.get("through_main", False),
+    }
 
 
 def _circuits(given: Any) -> dict[str, CircuitBreaker]:

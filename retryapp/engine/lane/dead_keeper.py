@@ -49,6 +49,8 @@ class DeadLetterKeeper:
         """Set while the table has all that its topic has; where letters have a handler, while its lane is open here."""
         self.table: DeadLetterTable | None = None
         """None: not open yet, or failed."""
+        self.filled = False
+        """The table has been read to the end of its topic since it opened."""
         self._lane = lane
         self._open_table = open_table
         self._dlq = dlq
@@ -115,6 +117,7 @@ class DeadLetterKeeper:
         level = logging.DEBUG if self._faulty else logging.WARNING  # once until it is filled again
         logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
         table, self.table, self._faulty = self.table, None, True
+        self.filled = False
         self.known.clear()
         self._end = None
         self._marked.clear()
@@ -142,7 +145,12 @@ class DeadLetterKeeper:
         return _REFILL_S if self._end is None else _OPEN_S
 
     async def _refresh(self, table: DeadLetterTable) -> None:
-        first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
+        known_to = table.next_offset
+        first, end = (await self._reader.bounds([self._dlq]))[self._dlq]
+        # of a transaction without an end, committed readers see less than the lane has written to the table
+        if end < known_to and await self._reader.written_end(self._dlq) < known_to:
+            self._drop(CommitLostError(self._lane, f"{self._dlq.topic} was made again, or has lost its end"))
+            return
         gone = True
         while gone:
             gone = table.forget_before(first) > 0
@@ -160,6 +168,7 @@ class DeadLetterKeeper:
                     raise
 
             reached = await self._reader.read(self._dlq, table.next_offset, take, background=True)
+            self.filled = True
             if self._end is not None and reached < self._end:
                 return
             self._end = None

@@ -26,9 +26,10 @@ class LaneLimits:
     1,000 retries a second: lateness p99 408 ms without, 189 ms with 1, 178 ms with 2."""
     longest_rest_s: float = 0.02
     """Longest such rest. Measured with a fifth of the processor to spare: p99 112 ms with 0.05, 79 ms with 0.02."""
-    renew_s: float = 86_400.0
-    """An idle lane repeats a committed offset after this time, or up to twice that: the broker forgets unused
-    transactional ids (`transactional.id.expiration.ms`, a week by default)."""
+    renew_s: float = 18_000.0
+    """An idle lane repeats a committed offset after this time, or up to twice that: a local store is dropped after 12 h
+    without use, and the broker forgets unused transactional ids (`transactional.id.expiration.ms`, a week by default).
+    """
     confirm_s: float = 10.0
     """Time from a hand-off to a repeated offset, if nothing else is committed. A broker that stopped may have rolled
     back the acknowledged transaction (docs/reliability.md, F4); it then refuses the producer, and the lane reopens."""

@@ -322,6 +322,11 @@ class LaneProtocol(ABC):
         return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
 
     @property
+    def letters_counted(self) -> bool:
+        """Whether the tables of dead letters have been filled since they opened; what came since may lack."""
+        return self._released.is_set() and all(keeper.filled for keeper in [*self._dead_keepers.values()])
+
+    @property
     def letters_here(self) -> bool:
         """Whether the tables of dead letters have all that their topics have."""
         return self._released.is_set() and all(keeper.known.is_set() for keeper in self._dead_keepers.values())

@@ -110,11 +110,18 @@ class Latest(Sequences):
             outcome.observations += more.observations
         return outcome
 
+    @override
+    def applied(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            for row in turn.rows:
+                if row.value is None:  # until here a scan finds it
+                    self.aside.pop(row.identity, None)
+        super().applied(turns)
+
     def _removal(self, identities: Sequence[bytes], by: int) -> Turn:
         """Return the turn that removes rows of the table: the record at offset `by` replaces them."""
         turn = Turn()
         for identity in identities:
-            self.aside.pop(identity, None)
             if (key := self._table.find(identity)) is None or (value := self._table.get(key)) is None:
                 raise RuntimeError(f"the table has no row {identity.hex()}, which a newer record replaces")
             try:

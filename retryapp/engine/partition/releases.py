@@ -49,6 +49,8 @@ class Releases:
         self._steering = steering
         self._claimed = claimed
         self._applied_to = applied_to
+        self._looked_to = 0
+        """What that was at the last look."""
 
     def keep(self, origin: Origin, delivery: int, last: int | None) -> Effect:
         """Keep a release; `last`: number of the record's last delivery that has ended, None: it has no row.
@@ -71,11 +73,17 @@ class Releases:
         return origin.topic_id == self._context.topic_id and origin.offset >= self._applied_to()
 
     def concern(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether turns that are in the tables may be about a record that was released before."""
+        """Tell whether turns that are in the tables may have ended the delivery of a record that was released before.
+
+        A first delivery that its handler is done with has no row: the offset passes it.
+        """
+        before, self._looked_to = self._looked_to, self._applied_to()
         if not self._steering.releases:
             return False
         offsets = set[int]().union(*self._steering.releases.values())
-        return any(origin_offset(row.identity) in offsets for turn in turns for row in turn.rows)
+        rows = (row for turn in turns for row in turn.rows)
+        passed = any(before <= offset < self._looked_to for offset in offsets)
+        return passed or any(origin_offset(row.identity) in offsets for row in rows)
 
     def obey(self) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:
         """Yield the rows, with their keys, that are to be released now; forget what has ended otherwise."""

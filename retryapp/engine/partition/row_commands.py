@@ -71,17 +71,19 @@ class RowCommands:
             text = "it is dead, and later records of its key wait: replay or discard its letter, or release it"
             raise RefusedError(Refusal.NOT_WAITING, text)
         if command.verb in (Verb.RETRY_NOW, Verb.RESCHEDULE):
-            return self._reschedule(command, row, metadata, identity, runs=claim is not None)
+            return self._reschedule(command, row, metadata, identity, claim)
         if command.verb is Verb.CANCEL and claim is None:
             return self._cancel(row, metadata, identity)
         if claim is not None and row.held:
-            text = "its first attempt runs now: send it again once that has ended"
+            text = f"its first attempt {_stage(claim)}: send it again once that has ended"
             raise RefusedError(Refusal.RUNNING, text)
         if command.verb is Verb.CANCEL and claim is not None:
             return self._cancel_later(row, metadata, identity, claim)
         if command.verb is Verb.RELEASE:
             holds = TOKEN if command.delivery is not None else TOKEN | OPERATOR
             return self._release(row, metadata, identity, claim, holds)
+        if row.flags & CANCELLED:
+            raise RefusedError(Refusal.NOT_WAITING, "it is cancelled: no attempt comes that could be held")
         now_ms = self._context.clock.wall_ms()
         hold_ms = command.hold_ms or HOLD_MS
         until_ms = min(now_ms + hold_ms, _LAST_MS)
@@ -90,14 +92,15 @@ class RowCommands:
             return self._moved(row.held_until(until_ms, now_ms), metadata, identity, text)
         self._next[identity] = until_ms
         claim.on_hold = _row(row.held_until(until_ms, now_ms), metadata, identity)  # it may not have begun
-        text = f"attempt {metadata.attempt + 1} runs now; if it fails, {text}"
+        if claim.begun:
+            text = f"attempt {metadata.attempt + 1} runs now; if it fails, {text}"
         return Effect(text, after="holding", rows=(_row(row.held_next(until_ms), metadata, identity),))
 
     def _reschedule(
-        self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, *, runs: bool
+        self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim | None
     ) -> Effect:
-        if runs:
-            text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
+        if claim is not None:
+            text = f"attempt {metadata.attempt + 1} {_stage(claim)}: send it again once that has ended"
             raise RefusedError(Refusal.RUNNING, text)
         if row.hold & TOKEN:
             raise RefusedError(Refusal.HELD, "its handler waits for an event: release it, or cancel it")
@@ -212,9 +215,11 @@ class RowCommands:
     def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim) -> Effect:
         """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
         self._cancelled.add(identity)
+        self._next.pop(identity, None)
         claim.cancelled = True  # it may not have begun
         value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
-        text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
+        ends = "runs now; if it fails, it is the last" if claim.begun else "was about to begin, and does not"
+        text = f"attempt {metadata.attempt + 1} {ends}"
         return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
 
     def _shown(self, row: PendingRow, metadata: RetryMetadata) -> Record:
@@ -225,6 +230,11 @@ class RowCommands:
 
 def _row(row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Row:
     return Row(identity, encode_row(row), metadata.tier or "?")
+
+
+def _stage(claim: Claim) -> str:
+    """Say for people where the run of a claimed row is."""
+    return "runs now" if claim.begun else "is about to begin"
 
 
 def _due_text(wait_ms: int) -> str:

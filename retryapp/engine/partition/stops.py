@@ -39,7 +39,7 @@ def stop(run: Run, turn: Turn) -> None:
         return
     letter = next(sent for sent in turn.publishes if sent.topic in topology.dlqs)
     if (metadata := decode_metadata(letter.headers)) is None:
-        raise DamagedMetadataError("retry-version", None, "a dead letter that was just made has none")
+        raise DamagedMetadataError("retry-version", "a dead letter that was just made has none")
     value = encode_row(to_stopped_row(run.record.key, metadata))
     facts: Any = {"failure_id": metadata.failure_id, "attempt": metadata.attempt, "reason": metadata.reason}
     if len(value) + BESIDE_ROW_BYTES > context.max_bytes:  # its key alone fills a record: else its lane would end

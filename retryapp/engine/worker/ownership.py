@@ -20,6 +20,7 @@ from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
 from retryapp.engine.worker.placement import Membership, Placed, Placer, Served
@@ -197,16 +198,25 @@ class Ownership:
         return True
 
     async def look_for_commands(self, reader: TopicReader) -> None:
-        """Tell the open lanes where their control topics end."""
+        """Tell the open lanes where their control topics end; raise what keeps some from it, once the others know."""
         open_lanes = {
             placed.transport.place.control: placed.engine
             for placed in self.placed.values()
             if placed.lane.state is LaneState.OPEN and placed.transport.place.control is not None
         }
-        bounds = await reader.bounds([*open_lanes]) if open_lanes else {}
-        for tp, (_, end) in bounds.items():
-            if (commands := open_lanes[tp].commands) is not None:
-                commands.queue.come(end)
+        try:
+            await _tell_ends(reader, open_lanes)
+        except Exception:  # noqa: BLE001 - maybe of one partition
+            alone = (_tell_ends(reader, {tp: engine}) for tp, engine in open_lanes.items())
+            faults = await asyncio.gather(*alone, return_exceptions=True)
+            for fault in filter(None, faults):
+                raise fault from None
+
+
+async def _tell_ends(reader: TopicReader, lanes: Mapping[TopicPartition, PartitionEngine]) -> None:
+    for tp, (_, end) in (await reader.bounds([*lanes]) if lanes else {}).items():
+        if (commands := lanes[tp].commands) is not None:
+            commands.queue.come(end)
 
 
 async def _finish(placed: Placed, deadline_s: float) -> None:

@@ -19,6 +19,7 @@ WARN: Final = "warn"
 EXAMPLES: Final = 5
 FEW: Final = 10_000  # of fewer rows a tenth at each end may lie anywhere, of more a thousandth
 HOLDS: Final = "holds"
+OLDER: Final = "the last analysis is older than the window of --since: run 'retryapp pipeline analyse'"
 REASONS: Final = tuple(reason.value for reason in DeadReason)
 
 Row = Mapping[str, Any]
@@ -116,8 +117,8 @@ def _usual(begin_ms: Column, end_ms: Column) -> dict[str, Column]:
     return {"low_ms": F.get(low, apart), "high_ms": F.get(high, apart)}
 
 
-def of_ledger(ledger: Iterable[Row]) -> list[Verdict]:
-    """Check the partitions of the ledger."""
+def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
+    """Check the partitions of the ledger; what is missing where there are ``losses`` fails ``of_losses`` alone."""
     rows = list(ledger)
     holes = "partitions with offsets that no progress event covers: they were set by hand, or an event is missing"
 
@@ -129,10 +130,16 @@ def of_ledger(ledger: Iterable[Row]) -> list[Verdict]:
     def above(column: str) -> list[Row]:
         return [row for row in rows if row[column] > 0]
 
+    def is_explained(row: Row) -> bool:
+        ours = f"{row['group']}.{row['main']}."
+        return any(each["partition"] == row["partition"] and each["topic"].startswith(ours) for each in losses)
+
+    lost = above("lost")
+    severity = WARN if lost and all(map(is_explained, lost)) else ERROR
     # fmt: off
     return [
-        judge("what failed has left a trace", ERROR, "partitions in which more records failed than have a journey",
-              "lost", above("lost")),
+        judge("what failed has left a trace", severity, "partitions in which more records failed than have a journey",
+              "lost", lost),
         judge("no trace without a failure", ERROR, "partitions in which more records have a journey than failed",
               "extra", [row for row in above("extra") if not row["overlaps"]]),
         judge("workers counted without holes", WARN, holes, "gaps", above("gaps")),
@@ -172,6 +179,11 @@ def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     age_ms = max(0, now_ms - archived_ms)
     text = f"the archive was brought up to date {age_ms // 1_000} s ago; at most {within_ms // 1_000} s are allowed"
     return Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())
+
+
+def analysed_since(analysed_ms: int, since_ms: int) -> Verdict:
+    """Judge whether the analysis has anything of a window."""
+    return Verdict("the window was analysed", WARN, int(analysed_ms < since_ms), OLDER, ())
 
 
 def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:

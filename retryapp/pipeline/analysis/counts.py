@@ -29,7 +29,11 @@ Row = Mapping[str, Any]
 
 
 def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
-    """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic."""
+    """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic.
+
+    The first one that is there is left out where it begins later: of what failed in it a part may have expired, on the
+    topics before the first archive run or in the archive, although its event has not.
+    """
     own = {"cluster_id", "group", "main", "gap_offsets", "overlap_offsets"}
     counted_ranges = readings.where(F.col("said.kind") == "progress").select(
         "cluster_id", "group", "main", "epoch", F.col("found_offset").alias("found"),
@@ -46,20 +50,24 @@ def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
     in_order = Window.partitionBy(*_PLACE).orderBy("from_offset", "to_offset", "found")
     before = F.max("to_offset").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
     return (
-        present.withColumn("gap_offsets", F.greatest(F.lit(0), F.col("from_offset") - before))
-        .withColumn("overlap_offsets", F.greatest(F.lit(0), before - F.col("from_offset")))
+        present.withColumn("before", before)
+        .where((F.col("from_offset") == 0) | F.col("before").isNotNull())
+        .withColumn("gap_offsets", F.greatest(F.lit(0), F.col("from_offset") - F.col("before")))
+        .withColumn("overlap_offsets", F.greatest(F.lit(0), F.col("before") - F.col("from_offset")))
         .fillna(0, ["gap_offsets", "overlap_offsets"])
         .select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in PROGRESS))
     )
 
 
-def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str, Any]]:
+def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut, *, erased_ms: int = -1) -> list[dict[str, Any]]:
     """Return what has become of every record, partition by partition; ``received`` and ``failed`` by workers' counts.
 
     A row goes from the first to the last offset, and time, that they counted. ``done`` are ``first_try_ok``,
     ``skipped`` and ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail,
-    ``uncounted`` ones lie where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
+    ``uncounted`` ones lie where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges. Nothing is
+    called lost of a range that had begun when a key was erased last: what was erased has failed, and has no journey.
     """
+    is_whole = F.col("from_ms") > erased_ms
     sums = {
         "from_offset": F.min("from_offset"),
         "to_offset": F.max("to_offset"),
@@ -68,7 +76,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str,
         "first_try_ok": F.sum(F.col("first_try_ok") + F.col("held_ok")),
         "skipped": F.sum(F.col("skipped") + F.col("skipped_later")),
         **{name: F.sum(name) for name in ("received", "failed", *_FATES, "uncounted")},
-        "lost": F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))),
+        "lost": F.sum(F.when(is_whole, F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).otherwise(0)),
         "extra": F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))),
         "gaps": F.count_if(F.col("gap_offsets") > 0),
         "overlaps": F.count_if(F.col("overlap_offsets") > 0),

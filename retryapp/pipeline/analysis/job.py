@@ -20,6 +20,7 @@ from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_
 from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.analysis.rollup import MOST_BINS, delays, fitting_length, rollup
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, READINGS_TABLE, ROLLUP_TABLE
+from retryapp.pipeline.erasures import Erasures
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
@@ -54,7 +55,9 @@ class Analysis:
 
     def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
         self._spark = spark
-        self._gaps = Gaps(Facts(spark, lake))
+        facts = Facts(spark, lake)
+        self._gaps = Gaps(facts)
+        self._erasures = Erasures(facts)
         self._derived = Derived(spark, lake)
         self._tables = Tables(spark, lake)
         self._now_ms = now_ms
@@ -64,13 +67,15 @@ class Analysis:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def run(self, taken: Sequence[TakenCut], *, broker: str) -> Analysed:
+    def run(self, taken: Sequence[TakenCut], *, broker: str, client_config: str | None = None) -> Analysed:
         """Make all tables, from cuts that were all taken before the archive runs that have just ended.
 
+        ``broker`` and ``client_config`` are for the commands that the report suggests.
         Where nothing is new since the run before, its result stands.
         """
         if not self._tables.exists():
             raise TableMissingError(self._tables.lake.uri)
+        reached = {"broker": broker, "client_config": client_config}
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.group for cut in taken))
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
@@ -81,12 +86,12 @@ class Analysis:
         }  # fmt: skip
         former = self._derived.whole_result()
         if former is not None and former["state"] == state:
-            return self._unchanged({**former, "broker": broker}, began_ms)
+            return self._unchanged({**former, **reached}, began_ms)
         read = self._read(state, former, run_id)
         made = self._make(read, taken, losses, run_id)
         verdicts = made.pop("verdicts")
         ended_ms = self._now_ms()
-        facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
+        facts = {**made, **reached, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
         self._derived.put_result({**facts, "run_id": run_id, "state": state, "readings": read})
         return Analysed(groups, run_id, True, made["journeys"], ended_ms - began_ms, tuple(verdicts))
 
@@ -126,7 +131,9 @@ class Analysis:
 
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
-            return {"ledger": counts.ledger(journeys, progress, cut), "offenders": offenders(journeys)}
+            erased_ms = max(self._erasures.reach().values(), default=-1)
+            ledger = counts.ledger(journeys, progress, cut, erased_ms=erased_ms)
+            return {"ledger": ledger, "offenders": offenders(journeys)}
 
         try:
             with beside(self._spark, check) as checked:
@@ -147,7 +154,7 @@ class Analysis:
             *of_readings,
             *of_journeys,
             *of_progress,
-            *checks.of_ledger(found["ledger"]),
+            *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
             checks.known_offsets(forgotten),
             checks.known_topics([f"{each.group} {main}" for each in taken for main in each.gone]),

@@ -105,7 +105,7 @@ def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:
     if not (
         0 < max(delivery, replays) <= MAX_COUNT and attempt <= delivery and max(*times, due_at_ms or 0) <= MAX_EPOCH_MS
     ):
-        raise DamagedMetadataError(RETRY_ATTEMPT, attempt, "it, or another number of this record, is out of range")
+        raise DamagedMetadataError(RETRY_ATTEMPT, "it, or another number of this record, is out of range")
     return (
         station, failure_id(name(RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0], replays,
         attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(RETRY_TIER),
@@ -146,8 +146,8 @@ def _read_event(value: bytes) -> Said:
     elif isinstance(event, Held):
         facts |= {"replays": 0, "attempt": 0, "delivery": 0, "ended_ms": event.at_ms}
     for name, most in _MOST.items():
-        if facts.get(name, 0) > most:
-            raise DamagedEventError(f"{name}: {facts[name]} is more than {most}")
+        if abs(facts.get(name, 0)) > most:
+            raise DamagedEventError(f"{name}: {facts[name]} is out of range")
     return tuple(map(facts.get, _NAMES))
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from retryapp.core.text import counted
 from retryapp.pipeline.analysis import figures
 from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
-from retryapp.pipeline.analysis.checks import freshness
+from retryapp.pipeline.analysis.checks import analysed_since, freshness
 from retryapp.pipeline.analysis.counts import DAY_MS, is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.outages import by_interval, of_counted_time, outages
@@ -75,7 +75,8 @@ def collect(
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
     fresh = asdict(freshness(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms))
-    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], fresh)]
+    late = [] if since_ms is None else [asdict(analysed_since(result["analysed_ms"], since_ms))]
+    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], fresh, *late)]
     tables = {
         "funnel": figures.funnel(ways, is_window=since_ms is not None),
         "lateness": figures.lateness(lengths),
@@ -92,7 +93,7 @@ def collect(
         },
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
-    head |= {name: result[name] for name in ("analysed_ms", "broker", "ledger")}
+    head |= {name: result[name] for name in ("analysed_ms", "broker", "client_config", "ledger")}
     return build({**head, **tables, "checks": checks}, figures.cost(all_ways, ()), counted)
 
 

@@ -50,7 +50,8 @@ def _entry(level: str, title: str, text: str, command: str | None = None) -> Ent
 
 def _command(facts: Mapping[str, Any], words: str, row: Mapping[str, Any] | None = None) -> str:
     handler = "" if row is None else f" --group {row['group']} --topic {row['main']}"
-    return f"retryapp {words} --broker {shlex.quote(facts['broker'])}{handler}"
+    login = "" if facts["client_config"] is None else f" --client-config {shlex.quote(facts['client_config'])}"
+    return f"retryapp {words} --broker {shlex.quote(facts['broker'])}{login}{handler}"
 
 
 def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:

@@ -5,6 +5,7 @@
 * Readers take turns: a reader lets go after a slice if others wait. Background readings queue among themselves first:
   an opening lane waits for one slice of them at most.
 * A consumer is dropped after any error, time-out or cancellation: its state is unknown. The next use makes a new one.
+  The first of the three, which has no position, is kept as long as it answers somebody.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import OffsetOutOfRangeError
+from aiokafka.errors import LeaderNotAvailableError, OffsetOutOfRangeError
 from typing_extensions import override
 
 from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.record import Record, held_bytes
+from retryapp.engine.lane.limits import within
 from retryapp.ports import Sink, Stuck, TopicPartition, TopicReader
 from retryapp.runtime.clients.lifecycle import ClientSettings, end
 from retryapp.runtime.clients.unreadable import bare, install, to_record
 
 TURN_S = 0.25  # how long a reading goes on while others wait; every turn makes some progress
+ANSWER_S = 3.0  # the client itself asks for as long as an opening may take, and others wait for their turn
 STALL_S = 10.0  # a reading that gets nothing for so long raises `TimeoutError`
 SLICE_RECORDS = 250  # records that are applied at once; other tasks run between slices (about 1 ms each on RocksDB)
 SLICE_BYTES = 1 << 20
@@ -63,14 +65,22 @@ class _SharedConsumer:
                     consumer = await self._started()
                 yield consumer
             except BaseException:
-                self._drop()
+                self.drop()
                 raise
         finally:
             self._lock.release()
 
+    def drop(self) -> None:
+        """Have the next turn make a new consumer."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            task = end(consumer, self._name)
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+
     async def stop(self) -> None:
         """Drop the consumer; wait until all dropped ones have ended."""
-        self._drop()
+        self.drop()
         if self._ends:
             await asyncio.wait(self._ends)
 
@@ -91,18 +101,10 @@ class _SharedConsumer:
             await self._consumer.start()
         return self._consumer
 
-    def _drop(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            task = end(consumer, self._name)
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
 
-
-@dataclass(slots=True, eq=False)
-class _Question:
+class _Question(NamedTuple):
     tps: Sequence[TopicPartition]
-    bounds: dict[TopicPartition, tuple[int, int]] | None = None
+    answer: asyncio.Future[dict[TopicPartition, tuple[int, int]]]
 
 
 def _learn(consumer: AIOKafkaConsumer, tps: Sequence[ClientTopicPartition]) -> None:
@@ -119,13 +121,57 @@ def _rest(consumer: AIOKafkaConsumer) -> None:
     consumer._subscription.assign_from_user([])
 
 
-async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
-    client_tps = [ClientTopicPartition(*tp) for tp in {tp for question in questions for tp in question.tps}]
-    _learn(consumer, client_tps)
-    first = await consumer.beginning_offsets(client_tps)
-    end_ = await consumer.end_offsets(client_tps)
-    for question in questions:
-        question.bounds = {tp: (int(first[tp]), int(end_[tp])) for tp in question.tps}
+async def _unled(consumer: AIOKafkaConsumer, tps: Sequence[ClientTopicPartition]) -> set[ClientTopicPartition]:
+    """Return the partitions without a leader; the client may know less than the brokers, so they are asked once."""
+    client = consumer._client
+    _learn(consumer, tps)
+    await client._maybe_wait_metadata()
+    if unled := {tp for tp in tps if client.cluster.leader_for_partition(tp) in (None, -1)}:
+        await client.force_metadata_update()
+    return {tp for tp in unled if client.cluster.leader_for_partition(tp) in (None, -1)}
+
+
+async def _ask(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
+    """Ask about the partitions of all these questions at once; one about a partition without a leader fails at once.
+
+    The client would ask again until that has one, and the others would wait with it.
+    """
+    async with within(ANSWER_S, "finding where partitions begin and end"):
+        unled = await _unled(consumer, [ClientTopicPartition(*tp) for each in questions for tp in each.tps])
+        for question in _open(questions):
+            if (tp := next((tp for tp in question.tps if tp in unled), None)) is not None:
+                text = f"{tp.topic}[{tp.partition}] has no leader, is not there, or may not be described"
+                question.answer.set_exception(LeaderNotAvailableError(text))
+        client_tps = [ClientTopicPartition(*tp) for tp in {tp for each in _open(questions) for tp in each.tps}]
+        first = await consumer.beginning_offsets(client_tps)
+        end_ = await consumer.end_offsets(client_tps)
+    for question in _open(questions):
+        question.answer.set_result({tp: (int(first[tp]), int(end_[tp])) for tp in question.tps})
+
+
+async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> bool:
+    """Ask all questions together, and if that fails each alone, at the same time; return whether to keep the consumer.
+
+    So one that fails spoils no other, and however many fail, the others wait for one time-out more.
+    """
+    try:
+        await _ask(consumer, questions)
+    except Exception as exc:  # noqa: BLE001 - each is told of its own
+        left = _open(questions)
+        if len(left) == 1:
+            left[0].answer.set_exception(exc)
+            return False
+        alone = await asyncio.gather(*(_ask(consumer, [each]) for each in left), return_exceptions=True)
+        for question, fault in zip(left, alone, strict=True):
+            if fault is not None and not question.answer.done():
+                question.answer.set_exception(fault)
+        return None in alone
+    return True
+
+
+def _open(questions: Sequence[_Question]) -> list[_Question]:
+    """Return those that wait for an answer."""
+    return [each for each in questions if not each.answer.done()]
 
 
 class TailReader(TopicReader):
@@ -138,6 +184,7 @@ class TailReader(TopicReader):
         uncommitted = {"isolation_level": "read_uncommitted", "max_partition_fetch_bytes": PICK_BYTES}
         self._picker = _SharedConsumer(settings, "records", **uncommitted)
         self._questions: list[_Question] = []
+        self._asking: asyncio.Task[None] | None = None
         self._background = asyncio.Lock()
         self._behind: dict[TopicPartition, int] = {}
         self._bounds: dict[TopicPartition, range] = {}
@@ -149,26 +196,26 @@ class TailReader(TopicReader):
 
     @override
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        # The first to get its turn asks for all that wait; if that fails, each asks for its own partitions alone.
-        question = _Question(tps)
+        question = _Question(tps, asyncio.get_running_loop().create_future())
+        question.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
         self._questions.append(question)
-        alone = False
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_on(), name="bounds")
         try:
-            while question.bounds is None:
-                asked = [question]
-                try:
-                    async with self._asker.turn() as consumer:
-                        if not alone:
-                            asked = [each for each in self._questions if each.bounds is None]
-                        if question.bounds is None:
-                            await _answer(consumer, asked)
-                except Exception:
-                    if len(asked) == 1:
-                        raise
-                    alone = True
+            return await question.answer
         finally:
             self._questions.remove(question)
-        return question.bounds
+
+    async def _ask_on(self) -> None:
+        """Ask for all that wait, until nobody does."""
+        while _open(self._questions):
+            try:
+                async with self._asker.turn() as consumer:
+                    if not await _answer(consumer, _open(self._questions)):
+                        self._asker.drop()
+            except Exception as exc:  # noqa: BLE001 - no broker lets it in, as all are told who wait
+                for each in _open(self._questions):
+                    each.answer.set_exception(exc)
 
     @override
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
@@ -212,6 +259,11 @@ class TailReader(TopicReader):
 
     async def stop(self) -> None:
         """End the consumers; bounded, never raises."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        for question in _open(self._questions):
+            question.answer.cancel()
         await asyncio.gather(*(each.stop() for each in (self._asker, self._reader, self._picker)))
 
     async def _turn(self, consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, end_: int, sink: Sink) -> int:

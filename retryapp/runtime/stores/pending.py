@@ -251,6 +251,7 @@ class RocksPendingTable(RocksTable, PendingTable):
         batch = self._store.batch()
         self._causes.write(batch)
         self._store.write(batch, self._now_ms, logged=logged, last=True)
+        _ = self._cursors  # before pages ask in threads: from Python 3.12 on, each may find its own, and all but one go
 
     @property
     @override

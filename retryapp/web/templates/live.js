@@ -1,23 +1,34 @@
-// Loads the page again and puts its content in place; what is written in forms, and the focus, stay.
+// Loads the page again and puts its content in place; what is written, ticked, chosen and unfolded stays, and the focus.
 (() => {
   const every = Number(document.body.dataset.live) * 1000;
-  const fields = () => [...document.querySelectorAll("main input:not([type=hidden])")];
-  const stops = () => [...document.querySelectorAll("main a, main button, main input, main summary, main [tabindex]")];
-  const name = (field) => `${field.form?.getAttribute("action")} ${field.name}`;
+  const ticks = (field) => field.type === "checkbox" || field.type === "radio";
+  const state = (field) => (field.tagName === "DETAILS" ? "open" : ticks(field) ? "checked" : "value");
+  const fields = () => {
+    const found = new Map();
+    for (const field of document.querySelectorAll("main :is(input:not([type=hidden]), select, textarea, details)")) {
+      let name = `${field.form?.getAttribute("action")} ${field.name} ${ticks(field) ? field.value : ""}`;
+      while (found.has(name)) name += "+"; // forms with one address have fields with one name
+      found.set(name, field);
+    }
+    return found;
+  };
+  const stops = () => [...document.querySelectorAll("main a, main button, main summary, main [tabindex]")];
   const put = (page) => {
-    const written = new Map(fields().map((field) => [name(field), [field.value, field.checked]]));
+    const before = fields();
     const focus = document.activeElement;
-    const at = focus.type === "text" ? fields().findIndex((field) => field === focus) : stops().indexOf(focus);
+    const written = [...before].find(([, field]) => field === focus)?.[0];
+    const at = stops().indexOf(focus);
     const range = [focus.selectionStart, focus.selectionEnd];
     for (const part of ["main", "header .side"]) document.querySelector(part).replaceWith(page.querySelector(part));
-    for (const field of fields()) [field.value, field.checked] = written.get(name(field)) ?? [field.value, field.checked];
-    const next = (focus.type === "text" ? fields() : stops())[at];
+    const after = fields();
+    for (const [name, field] of after) if (before.has(name)) field[state(field)] = before.get(name)[state(field)];
+    const next = written ? after.get(written) : stops()[at];
     next?.focus({ preventScroll: true });
     if (next?.type === "text") next.setSelectionRange(...range);
   };
   const look = async () => {
     try {
-      if (!document.hidden && document.activeElement.tagName !== "SELECT") {
+      if (!document.hidden && !["SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
         const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         if (answer.ok) {

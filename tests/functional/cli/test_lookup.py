@@ -237,6 +237,7 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
             ["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "84d7d8825632"],
             "expected an id as lists show it",
         ),
+        (["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "other"], "expected an id as lists show it"),
         (["plan", "-A", "./billing.py"], "no module is named. Give module[:app]"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
         (["doctor"], "--app"),

@@ -134,6 +134,7 @@ async def test_a_record_that_was_never_delivered_has_no_last_failure(worker: Fak
     assert [verb for verb in ("retry-now", "reschedule", "hold", "cancel") if f'value="{verb}"' in held_page] == [
         "hold", "cancel",
     ], "the others would be refused"  # fmt: skip
+    assert 'name="state"' not in held_page, "it has none that a command could name"
     assert all(said.values())
     assert "First delivery" in held_page
     assert not any(word in held_page for word in said)

@@ -21,9 +21,11 @@ from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, d
 from samples import partition
 
 from retryapp.core.causes import summed
+from retryapp.core.jobs import Part
 from retryapp.core.row_keys import in_queue, queue_of
 from retryapp.ports import Activity, CauseTrends, PartitionLag
 from retryapp.web import peers
+from retryapp.web.group import group_of
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -182,6 +184,26 @@ async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
             assert not {"Authorization", "Cookie"} & set(request.headers)
 
 
+def test_parts_of_jobs_are_those_of_the_owner_of_their_partition() -> None:
+    """The last answer of a worker that is silent may have what has gone on elsewhere since."""
+    here, there = partition(0), partition(1, state="elsewhere", owner_url="http://new")
+    jobs = {name: Part(job="3f9ca81b02", verb="replay", by=name) for name in ("new", "old")}
+    answers = {
+        f"http://{name}": peers.Answer(peers.WorkerPart({MAIN: peers.HandlerPart(jobs={1: [part]})}), NOW_MS)
+        for name, part in jobs.items()
+    }
+    group = group_of(MAIN, [here, there], answers, NOW_MS, ({}, {}), {}, None, None)
+    assert group.parts == [(1, jobs["new"])]
+
+
+async def test_a_list_passes_on_its_filters_alone() -> None:
+    """Whatever else is in an address, as a token of a proxy, is no concern of the others."""
+    async with answering(garbage) as (peer, asked), serving(owner(peer)) as url:
+        await facts(url, f"{BASE}/dead?cause=c1-3f9ca81b02&since=1h&marked=1&limit=7&token=secret&refresh=5")
+        (listed,) = (request for request in asked if request.path == f"{peers.PART}/{MAIN}/dead")
+        assert dict(listed.query) == {"cause": "c1-3f9ca81b02", "since": "1h", "marked": "1", "limit": "7"}
+
+
 async def test_a_worker_of_another_group_is_no_neighbour() -> None:
     """It may have got the address, and a handler of the same topic: its numbers were shown as this group's."""
     stranger = other()
@@ -321,6 +343,19 @@ async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait
         right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=6)]
         for limit in (1, 2, 50):
             assert await walk(one, f"{BASE}/pending?format=json&limit={limit}") == [*range(12)]
+
+
+async def test_a_page_of_the_longest_messages_comes_from_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JSON each of their letters is six or twelve bytes."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = FakeWorker(infos=[handler(partitions=1)]), FakeWorker(infos=[handler(partitions=1)])
+    for offset in range(500):
+        right.wait(metadata(offset, error_message="\N{GRINNING FACE}" * 400), key=None, value=b"{}")
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, pending=500)]
+        listed = await facts(one, f"{BASE}/pending?limit=500")
+        assert (len(listed["records"]), listed["partitions_left_out"]) == (500, [])
 
 
 @pytest.mark.parametrize("kind", ["dead", "pending"])

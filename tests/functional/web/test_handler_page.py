@@ -23,6 +23,15 @@ async def test_lists_and_topics_that_it_publishes_to(site: Site, worker: FakeWor
         assert f"<dt>published</dt><dd><code>{topic}</code></dd>" in page
 
 
+async def test_what_has_no_cause_is_counted_where_causes_are_known(site: Site, worker: FakeWorker) -> None:
+    """Of a partition that is not open they are not; its records may have run."""
+    known = sum(each["records"] for each in (await site.facts(f"{BASE}/"))["waiting_causes"])
+    worker.parts["shop.orders"] = [partition(0, pending=known + 3), partition(1, state="opening", pending=40)]
+    assert "; 3 more have none" in (await site.get(f"{BASE}/"))[2]
+    worker.parts["shop.orders"][0] = partition(0, pending=known)
+    assert "more have none" not in (await site.get(f"{BASE}/"))[2]
+
+
 async def test_partitions_page_says_where_a_circuit_is_not_closed(site: Site, worker: FakeWorker) -> None:
     """Beside its lane, which is open all the same."""
     worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="closed", circuit_since_ms=NOW_MS)

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from functional.web.server import Served
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES, unknown
-from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, handler
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, handler
 from harness.browser import LOOKS, open_browser
 from samples import partition
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
@@ -169,6 +173,49 @@ def test_a_live_page_keeps_what_is_written(served: Served) -> None:
         assert page.evaluate("document.activeElement.name") == "why"
         page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.ran = 1'}))")
         assert page.evaluate("window.ran") is None
+
+
+def reload_live(page: Page) -> None:
+    """Wait until a live page has put its new content in place."""
+    page.evaluate("document.querySelector('main').dataset.old = 'yes'")
+    page.locator("main:not([data-old])").wait_for(timeout=10_000)
+
+
+def test_a_live_list_keeps_which_letters_are_chosen(served: Served) -> None:
+    """Each box by its letter, also when new ones come before it."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{served.url}{BASE}/dead?partition=0&refresh=1")
+        boxes = "[...document.querySelectorAll('[name=failure_ids]')].{0}.map(box => box.value)"
+        there = page.evaluate(boxes.format("filter(box => true)"))
+        page.locator(f"[value='{there[1]}']").check()
+        served.worker.bury(9_000, dead_metadata(9_000, last_failed_ms=NOW_MS))
+        reload_live(page)
+        assert page.evaluate(boxes.format("filter(box => box.checked)")) == [there[1]]
+        assert page.evaluate(boxes.format("filter(box => true)"))[1:3] == there[:2]
+
+
+def test_a_live_page_keeps_what_is_chosen(served: Served) -> None:
+    """Of radios, lists to choose from and long texts, in what was unfolded; one form does not take another's."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{served.url}{BASE}/dead/0/238?refresh=1")
+        page.get_by_text("Edit and replay").click()
+        page.locator("[name=value]").fill('{"id": 1}')
+        page.locator("[name=idempotency][value=keep]").check()
+        page.get_by_label("Why, for the audit").last.fill("mended")
+        reload_live(page)
+        said = page.evaluate("Object.fromEntries(new FormData(document.querySelector('details form')))")
+        assert (said["value"], said["idempotency"], said["why"]) == ('{"id": 1}', "keep", "mended")
+        assert page.get_by_label("Why, for the audit").first.input_value() == ""
+        assert page.locator("[name=idempotency][value=new]").is_visible()
+        page.goto(f"{served.url}{BASE}/dead?refresh=1")
+        page.get_by_text("Search and filter").click()
+        page.locator("[name=reason]").select_option("crashed")
+        page.locator("[name=cause]").focus()
+        reload_live(page)
+        assert page.locator("[name=reason]").input_value() == "crashed"
+        assert page.evaluate("document.activeElement.name") == "cause"
 
 
 def test_without_script_a_live_page_loads_itself_again(served: Served) -> None:

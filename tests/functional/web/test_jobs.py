@@ -115,10 +115,8 @@ async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
         body = await site.get(f"{BASE}/jobs/new?verb=discard&all=1")
         assert "Discard at least 700 dead letters?" in body
         assert "2,000 of 10,000 were looked at" in body
-        assert Scope.model_validate_json(Form(body, f"{BASE}/command/job").fields["scope"]).letters == {
-            0: 6_000,
-            1: 4_000,
-        }
+        scope = Scope.model_validate_json(Form(body, f"{BASE}/command/job").fields["scope"])
+        assert (scope.letters, scope.complete) == ({0: 6_000, 1: 4_000}, False)
 
 
 async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +156,7 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
 
 
 async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes, too: what waits for workers or reads topics has threads of its own."""
+    """What waits for workers or topics has threads of its own; probes do without the loop's, which others take."""
     loop, begun, over = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
     loop.set_default_executor(ThreadPoolExecutor(1))
 
@@ -169,6 +167,7 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
 
     for name in ("on_topics", "read_range"):
         monkeypatch.setattr(worker, name, wait)
+    monkeypatch.setattr(worker, "read_record", lambda *asked: wait(*asked) or None)
     record = f"{GROUP}/{MAIN}@kq8G0bTz/0/1"
     async with pages(worker, ADMIN) as site:
         waiting = [
@@ -177,13 +176,18 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
             site.get(f"{BASE}/jobs/new?verb=replay&all=1"),
             site.get(f"{BASE}/journey?id={record}"),
             site.get(f"{BASE}/dead?message=x"),
+            site.get(f"{BASE}/dead/1/9"),
+            site.get(f"{BASE}/jobs/begun-just-now"),
         ]
-        going = [asyncio.create_task(each) for each in waiting]
+        going: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in waiting]
         try:
             async with asyncio.timeout(10):
-                for _ in going:
+                for _ in waiting:
                     await begun.acquire()
-                assert '"ok": true' in await site.get("/retries/health")
+                assert "Newest first" in await site.get(f"{BASE}/dead")
+                going.append(asyncio.create_task(asyncio.to_thread(over.wait)))  # as a handler may
+                for probe in ("health", "ready"):
+                    assert '"ok": true' in await site.get(f"/retries/{probe}")
         finally:
             over.set()
             await asyncio.gather(*going)
@@ -231,6 +235,14 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
             assert (more["by"], more["why"]) == ("local", "lunch")
         listed = await site.get(f"{BASE}/jobs")
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
+
+
+async def test_a_job_page_says_what_a_job_has_done_in_the_words_of_its_verb(worker: FakeWorker) -> None:
+    for verb, said in (("restore", "restored"), ("discard", "discarded")):
+        for part in (part for some in worker.remembered[MAIN].values() for part in some):
+            part.verb = verb
+        async with pages(worker, ADMIN) as site:
+            assert f"What was {said} stays so." in await site.get(f"{BASE}/jobs/3f9ca81b02")
 
 
 async def test_a_command_about_a_job_that_is_over_is_refused(worker: FakeWorker) -> None:
@@ -441,6 +453,9 @@ async def test_the_overview_says_first_what_needs_action(site: Site, worker: Fak
         "135 dead, 122 of them",
         "replay job goes on",
     ]
+    worker.parts["flights"][0] = replace(worker.parts["flights"][0], as_of_ms=NOW_MS - 200_000)
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    assert not any("the oldest waiting record" in each["text"] for each in todo), "it may have been delivered since"
     worker.infos = worker.infos[1:]
     worker.parts["flights"] = [partition(0), partition(1)]
     assert "Nothing. This worker is ready" in (await site.get("/retries/"))[2]

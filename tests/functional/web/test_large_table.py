@@ -58,7 +58,7 @@ def placed(table: RocksPendingTable) -> Any:
             context=SimpleNamespace(pace=Pace()),
         ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=table, dead={}),
+        transport=SimpleNamespace(pending=table, dead={}, letters_counted=False),
     )
 
 
@@ -147,7 +147,7 @@ async def test_numbers_are_remembered_a_few_at_a_time(view: RuntimeView, monkeyp
 
 def test_one_partition_is_found_without_the_others(view: RuntimeView, rows_read: list[int]) -> None:
     """A record's page asks for its partition only."""
-    assert view.pending_find("orders", 0, 15_000) is not None
+    assert view.pending_find(Origin("orders", "kq8G0bTz", 0, 15_000)) is not None
     info = view.partition("orders", 0)
     assert info is not None
     assert info.pending == ROWS

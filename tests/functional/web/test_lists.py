@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
+from samples import partition
 
 from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.core.jobs import LetterFilter
@@ -122,16 +123,16 @@ async def test_messages_headers_and_fields_are_searched(site: Site, worker: Fake
 async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, worker: FakeWorker) -> None:
     """Its buttons begin a job about the same letters, and no number of others is said of it."""
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
-    whole = sum(part.dead or 0 for part in worker.parts[MAIN])
     for kind in ("app.Declined", f"app.{'Declined' * 20}"):
         worker.bury(900 + len(kind), dead_metadata(7_000 + len(kind), error_type=kind))
         listed = await site.facts(f"{BASE}/dead?error_type={kind}")
         assert [each["offset"] for each in listed["records"]] == [900 + len(kind)]
-        assert (listed["total"], listed["of"], listed["error_type"]) == (None, whole, kind)
-        links = Outline((await site.get(f"{BASE}/dead?error_type={kind}"))[2]).links
-        assert {link for link in links if "/jobs/new" in link} == {
-            f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in ("replay", "discard")
-        }
+        assert (listed["total"], listed["of"], listed["error_type"]) == (None, None, kind)
+        for more, verbs in (("", ("replay", "discard")), ("&marked=1", ("replay", "discard", "restore"))):
+            links = Outline((await site.get(f"{BASE}/dead?error_type={kind}{more}"))[2]).links
+            assert {link for link in links if "/jobs/new" in link} == {
+                f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in verbs
+            }
     worker.wait(metadata(6_000, error_type="app.Declined"), key=b"k", value=b"{}")
     listed = await site.facts(f"{BASE}/pending?error_type=app.Declined")
     assert ([each["origin_offset"] for each in listed["records"]], listed["total"]) == ([6_000], None)
@@ -152,6 +153,29 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     others = replace(cause, cause_id=OTHER_CAUSE, name=OTHER_CAUSE)
     monkeypatch.setattr(FakeWorker, "causes", lambda *_: {0: [cause, others]})
     assert (await site.facts(asked))["total"] is None
+
+
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_an_old_number_is_no_total(site: Site, worker: FakeWorker, kind: str) -> None:
+    """That of a worker that does not answer now."""
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] == {"dead": 120, "pending": 60}[kind]
+    worker.parts[MAIN] = [partition(0, pending=60, dead=120, as_of_ms=NOW_MS - 60_000)]
+    assert (await site.facts(f"{BASE}/{kind}"))["total"] is None
+
+
+async def test_letters_of_further_causes_are_listed_and_searched_and_no_job_is_offered(
+    site: Site, worker: FakeWorker
+) -> None:
+    """The index tells which they are: no filter of a job could."""
+    worker.bury(900, dead_metadata(7_777, error_message="no shard 12"))
+    worker.bury(902, dead_metadata(7_778))
+    others = [replace(row, cause_id=OTHER_CAUSE) for row in worker.letters[0][-2:]]
+    worker.letters[0][-2:] = others
+    for more, found in (("", [900, 902]), ("&message=shard", [900]), ("&key=customer-8", [])):
+        asked = f"{BASE}/dead?cause={OTHER_CAUSE}{more}"
+        assert sorted(each["offset"] for each in (await site.facts(asked))["records"]) == found
+        assert not any("/jobs/new" in link for link in Outline((await site.get(asked))[2]).links)
 
 
 async def test_the_number_of_what_waits_of_a_cause_is_said(
@@ -181,17 +205,17 @@ async def test_the_number_of_what_waits_of_a_cause_is_said(
     assert (await site.facts(asked))["total"] is None, "it was one of too many causes, some of which are over"
 
 
-async def test_a_page_says_of_how_many_it_has_looked_at(
+async def test_a_page_says_how_many_it_has_looked_at(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Letters are read a few at a time, and none after some time."""
+    """Letters are read a few at a time, and none after some time; of how many, replayed ones included, is not known."""
     monkeypatch.setattr(lists, "READ_ROWS", 2)
     monkeypatch.setattr(lists, "READ_S", -1.0)
     text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
     assert "Searched 2 for this page; older ones were not looked at" in text
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
     text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
-    assert f"Searched 2 of {sum(part.dead or 0 for part in worker.parts[MAIN])} for this page" in text
+    assert "Searched 2 for this page" in text
 
 
 async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:
@@ -218,6 +242,15 @@ async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: Fa
     assert (await site.get(f"{BASE}/dead/0/238?letters=other"))[0] == 404
     status, headers, _ = await site.get(f"{BASE}/find?id={quote(rows[0]['failure_id'])}")
     assert (status, headers["Location"]) == (303, f"{BASE}/dead/0/238?letters=in-valid")
+
+
+async def test_a_partition_whose_dead_letters_are_still_being_read_is_left_out(site: Site, worker: FakeWorker) -> None:
+    """The newest come last: what is known would look like all, or as if there were none."""
+    worker.filling.add((MAIN, 0))
+    listed = await site.facts(f"{BASE}/dead?limit=500")
+    assert 0 in listed["partitions_left_out"]
+    assert {line["partition"] for line in listed["records"]} == {1}
+    assert (await site.facts(f"{BASE}/dead?partition=0"))["partitions_left_out"] == [0]
 
 
 @pytest.mark.parametrize("holds", ["circuit", "rate"])

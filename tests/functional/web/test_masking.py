@@ -73,7 +73,7 @@ async def test_nobody_searches_by_what_is_masked(worker: FakeWorker, asked: str,
 
 async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> None:
     """Or it would be replayed with the mask in place of what is masked."""
-    value = b'\n{"card": "secret-card", "open": "<1>"}'
+    value = rb' {"card": "secret-card", "open": "<1>", "half of a pair": "\ud83d"}'.replace(b" ", b"\n", 1)
     worker.bury(500, dead_metadata(600), value=value)
     for mask, offered in (("", True), ("/card", False)):
         async with serving(worker, mask=parse_mask(mask)) as url:

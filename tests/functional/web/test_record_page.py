@@ -8,9 +8,10 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.server import Outline, Site, ask, serving
-from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata
+from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
 
-from retryapp.core.record import idempotency_key
+from retryapp.core.record import Origin, Record, idempotency_key
+from retryapp.web.journeys import Journey
 
 
 async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
@@ -58,6 +59,8 @@ async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Site
     status, _, body = await site.get(f"{BASE}/dead/0/238")
     assert status == 200
     assert "no Kafka broker answers" in body
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    assert (await site.facts(f"{BASE}/dead/0/238"))["record"]["unread"] == worker.silent, "none is asked then"
 
 
 async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> None:
@@ -80,6 +83,48 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
     for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "text", "plans"),
+    [("reschedule", "due later", 0), ("hold", "held", 0), ("cancel", "ends", 0), ("cancel", "refused, changed", 6)],
+)
+async def test_a_plan_is_that_of_the_last_failure_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str, text: str, plans: int
+) -> None:
+    """A command that was obeyed has changed the time; one that was refused changes nothing."""
+    last = {"kind": verb, "at_ms": NOW_MS - 1_000, "by": "ann", "text": text, "message": "later"}
+    monkeypatch.setattr(site.worker, "read_journey", lambda *_: Journey([*steps(), last], 12, complete=True, edited=0))
+    page = await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77")
+    assert len(page["planned"]) == plans
+    row = (await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/10001"))["planned"][0]
+    assert row == {"attempt": 3, "due_at_ms": NOW_MS + 5_200}, "what its row says"
+
+
+async def test_a_journey_is_read_from_before_its_record_whatever_the_producers_clock(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an hour ahead of the brokers'; a record of a topic that was made again says nothing of a former one."""
+    asked = list[int | None]()
+
+    def read_journey(_main: str, _origin: Origin, since_ms: int | None, _go_on: object) -> Journey:
+        asked.append(since_ms)
+        return Journey(steps(), 12, complete=True, edited=0)
+
+    monkeypatch.setattr(worker, "read_journey", read_journey)
+    worker.records[MAIN, 0, 77] = Record(MAIN, 0, 77, NOW_MS + 600_000, None, b"")
+    for topic_id in ("kq8G0bTz", "oLdTopic"):
+        await site.facts(f"{BASE}/journey?id=billing/shop.orders@{topic_id}/0/77")
+    assert asked == [NOW_MS - 3_000_000, None]
+
+
+async def test_a_journey_of_which_nothing_was_found_in_time_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie in what was not read."""
+    monkeypatch.setattr(site.worker, "read_journey", lambda *_: Journey([], 40_000, complete=False, edited=0))
+    status, _, body = await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77", accept="text/html")
+    assert (status, "Read so far: 40,000 records" in body, "Where it is now" in body) == (200, True, True)
 
 
 async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
@@ -111,7 +156,7 @@ async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Site, worker: 
 async def test_failure_id_leads_to_its_record(site: Site) -> None:
     """Waiting and dead records are found by the id that logs and headers have."""
     for failure_id, target in (
-        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001"),
+        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001?topic_id=kq8G0bTz"),
         ("billing/shop.orders@kq8G0bTz/0/2119", f"{BASE}/dead/0/238"),
     ):
         status, headers, _ = await site.get(f"{BASE}/find?id={failure_id}")
@@ -119,6 +164,29 @@ async def test_failure_id_leads_to_its_record(site: Site) -> None:
         assert (await site.get(target))[0] == 200
     _, headers, _ = await site.get(f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/2119&format=json")
     assert headers["Location"] == f"{BASE}/dead/0/238?format=json"
+
+
+async def test_records_of_a_former_main_topic_have_pages_of_their_own(site: Site, worker: FakeWorker) -> None:
+    """The topic was deleted and made again: list and failure id lead to the record of the old one, not of the new."""
+    md = metadata(10_001)
+    former = replace(md, origin=replace(md.origin, topic_id="oLdTopic"))
+    worker.wait(former, key=None, value=b'"of the former topic"')
+    target = f"{BASE}/pending/0/10001?topic_id=oLdTopic"
+    assert f'href="{target}"' in (await site.get(f"{BASE}/pending?limit=500"))[2]
+    assert (await site.facts(target))["record"]["value"]["text"] == '"of the former topic"'
+    assert (await site.facts(f"{BASE}/pending/0/10001"))["record"]["failure_id"] == md.failure_id
+    for record in (md, former):
+        _, headers, _ = await site.get(f"{BASE}/find?id={quote(record.failure_id)}")
+        assert headers["Location"].endswith(f"?topic_id={record.origin.topic_id}")
+
+
+async def test_a_too_large_letter_of_a_former_main_topic_has_no_value(site: Site, worker: FakeWorker) -> None:
+    """What the new topic has at that offset is another record."""
+    letter = dead_metadata(8, 1, reason="too-large")
+    worker.bury(900, replace(letter, origin=replace(letter.origin, topic_id="oLdTopic")), value=b"")
+    record = (await site.facts(f"{BASE}/dead/1/900"))["record"]
+    assert "no longer on the topic" in record["unread"]
+    assert record["value"] is None
 
 
 async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:

@@ -10,12 +10,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from functional.web.server import Site, serving
-from functional.web.worker import NOW_MS, FakeWorker, busy_worker
+from functional.web.worker import MAIN, NOW_MS, FakeWorker, busy_worker
 from samples import partition
 
 from retryapp.cli import _workers
 from retryapp.cli._workers import Workers
 from retryapp.ports import Activity
+from retryapp.web import peers
 from retryapp.web.access import Role, parse_operators
 from retryapp.web.figures import rates_of
 
@@ -64,6 +65,41 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
         group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
         assert (group.workers, group.handlers[1]["dead"]) == ([url], 135)
         assert set(heard) == {None}
+
+
+async def test_a_worker_is_asked_by_the_address_that_was_given(worker: FakeWorker) -> None:
+    """In every frame: others may name it as it calls itself, and the token is not for that address."""
+    only_ann = parse_operators(f"ann:{hashlib.sha256(b'secret').hexdigest()}:admin")
+    other = busy_worker()
+    async with serving(worker, only_ann) as url, serving(other) as elsewhere:
+        worker.address = url.replace("127.0.0.1", "localhost")
+        other.address = elsewhere
+        other.parts["shop.orders"][2] = partition(2, state="elsewhere", owner_url=worker.address)
+        workers = Workers("billing", [url, elsewhere], token="secret")  # noqa: S106
+        for _ in range(2):
+            assert (await workers._ask(NOW_MS)).workers == sorted([worker.address, elsewhere])
+            assert (workers.refused, workers.urls) == (set(), sorted([url, elsewhere]))
+
+
+@pytest.mark.parametrize("secret", ["s3cret", ""])
+async def test_what_needs_action_is_said_once_by_whoever_knows_it(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    """One that hears all says all; without a secret of the group they do not hear each other, and each says its own."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    other = busy_worker()
+    only_ann = parse_operators(f"ann:{hashlib.sha256(b'secret').hexdigest()}:look", peer_secret=secret)
+    only_ann = replace(only_ann, local=Role.NONE)
+    async with serving(worker, only_ann) as url, serving(other, only_ann) as elsewhere:
+        worker.address, other.address = url, elsewhere
+        for number, (mine, peer) in enumerate(((worker, elsewhere), (other, url))):
+            mine.infos, away = [replace(mine.infos[0], partitions=2)], {"state": "elsewhere", "owner_url": peer}
+            mine.letters, mine.remembered = {}, {}
+            here = partition(number, state="opening", last_error=f"fault {number}")
+            mine.parts = {MAIN: [here if at == number else partition(at, **away) for at in range(2)]}
+        todo = (await Workers("billing", [url, elsewhere], token="secret")._ask(NOW_MS)).todo  # noqa: S106
+    apart = [f"{MAIN}: nothing goes on at partition {number}: fault {number}" for number in range(2)]
+    assert sorted(todo) == ([f"{MAIN}: nothing goes on at partitions 0, 1: fault 0"] if secret else apart)
 
 
 async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWorker) -> None:

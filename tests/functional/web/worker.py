@@ -84,6 +84,8 @@ class FakeWorker(RuntimeView):
     letters: dict[int, list[IndexedLetter]] = field(default_factory=dict)
     named: dict[tuple[int, str], list[IndexedLetter]] = field(default_factory=dict)
     """Dead letters on topics of rules."""
+    filling: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions whose dead letters are still being read."""
     records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
     is_ready: bool = True
     broker_down: bool = False
@@ -146,9 +148,16 @@ class FakeWorker(RuntimeView):
         return rows[:limit]
 
     @override
-    def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        identity = identity_of(Origin(main, TOPIC_ID, partition, origin_offset))
-        return next((row for row in self.waiting if row.key.endswith(identity)), None)
+    def topic_id(self, _main: str) -> str:
+        return TOPIC_ID
+
+    @override
+    def pending_find(self, origin: Origin) -> PendingEntry | None:
+        return next((row for row in self.waiting if row.key.endswith(identity_of(origin))), None)
+
+    @override
+    def letters_counted(self, main: str, partition: int) -> bool:
+        return (main, partition) not in self.filling
 
     @override
     def dead_page(
@@ -290,7 +299,7 @@ class FakeWorker(RuntimeView):
         return self.failing if main == MAIN else None
 
     @override
-    async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
+    def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))

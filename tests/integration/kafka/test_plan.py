@@ -11,7 +11,7 @@ import pytest
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import Level, Steering, decode_command
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level, Steering, decode_command
 from retryapp.core.marks import PROGRESS, progress_value
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
@@ -95,27 +95,39 @@ def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
     assert grow_topics(admin, [topology]) == ()
 
 
+BY_ANN = Level(since_ms=1, by="ann", why="migration")
+
+
 @pytest.mark.parametrize(
-    ("steering", "verbs"),
+    ("steering", "queued", "verbs"),
     [
-        (Steering(paused=Level(since_ms=1, by="ann", why="migration")), ["handler-pause"]),
-        (Steering(forced=Level(since_ms=1, by="ann", why="migration")), ["outage-open"]),
-        (Steering(outages={"ledger": Level(since_ms=1, by="ann", why="migration")}), ["outage-open ledger"]),
-        (Steering(paused=Level(since_ms=1, by="rule gate", record="x")), []),
+        (Steering(paused=BY_ANN), "", ["handler-pause"]),
+        (Steering(forced=BY_ANN), "", ["outage-open"]),
+        (Steering(outages={"ledger": BY_ANN}), "", ["outage-open ledger"]),
+        (Steering(paused=Level(since_ms=1, by="rule gate", record="x")), "", []),
+        (None, "handler-pause", ["handler-pause"]),
+        (Steering(paused=BY_ANN), "handler-resume", []),
+        (Steering(outages={"ledger": BY_ANN}), "outage-close ledger", []),
     ],
 )
-def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, topology, steering, verbs):
-    """What somebody has done to the handler, not what a rule has done to a partition; before a worker opens them."""
+def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, topology, steering, queued, verbs):
+    """What somebody has done to the handler, with what waits for a worker; not what a rule has done to a partition."""
     ensure_topics(admin, [topology])
-    value = progress_value({}, "id", steering=steering.written)
-    progress = Outgoing(topology.pending_changelog, 1, PROGRESS, value, ())
-    write_records(connection, progress.topic, [progress])
+    if steering is not None:
+        value = progress_value({}, "id", steering=steering.written)
+        progress = Outgoing(topology.pending_changelog, 1, PROGRESS, value, ())
+        write_records(connection, progress.topic, [progress])
+    if queued:
+        verb, _, circuit = queued.partition(" ")
+        command = HandlerCommand(id="0123456789", verb=HandlerVerb(verb), circuit=circuit, by="ann")
+        write_records(connection, topology.control, [command.to_record(topology.control, 1)])
     admin.grow(topology.main, 5)
     admin.wait_for_topics([topology.main], {topology.main: 5})
     grow_topics(admin, [topology])
     deadline_s = time.monotonic() + 10
     while True:  # until a broker has marked all partitions: a transaction's commit does not wait for that
-        told = [(record.partition, decode_command(record.value)) for record in read_topic(connection, topology.control)]
+        records = read_topic(connection, topology.control, partitions=[3, 4])
+        told = [(record.partition, decode_command(record.value)) for record in records]
         if len(told) >= 2 * len(verbs) or time.monotonic() >= deadline_s:
             break
     assert [

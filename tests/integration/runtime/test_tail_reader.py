@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import LeaderNotAvailableError
 from harness.operator import Operator
 
 from retryapp.ports import TopicPartition
@@ -133,6 +134,22 @@ async def test_topics_that_are_new_to_the_client_are_asked_about_together(
     assert await reader.bounds(tps) == dict.fromkeys(tps, (0, 0))
     assert await reader.written_end(tps[0]) == 0
     assert len(tries) == 3, "where they begin, where they end, and what is written"
+
+
+async def test_a_topic_that_is_gone_keeps_nobody_waiting(
+    bootstrap: str, make_topic: Callable[[int], str], reader: TailReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted while the client knows its leader, and later: it would ask on for as long as an opening may take."""
+    monkeypatch.setattr(tail, "ANSWER_S", 1.0)
+    there, gone = (TopicPartition(make_topic(1), 0) for _ in range(2))
+    assert await reader.bounds([there, gone]) == {there: (0, 0), gone: (0, 0)}
+    Operator(bootstrap).delete_topic(gone.topic)
+    for _ in range(5):
+        both = asyncio.gather(*(reader.bounds([tp]) for tp in (there, gone)), return_exceptions=True)
+        answer, fault = await asyncio.wait_for(both, 5.0)
+        assert answer == {there: (0, 0)}
+        assert isinstance(fault, LeaderNotAvailableError)
+        assert f"{gone.topic}[0] has no leader, is not there" in str(fault)
 
 
 async def test_who_has_read_asks_for_no_other_topics(

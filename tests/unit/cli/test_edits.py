@@ -49,7 +49,7 @@ def test_the_options_are_an_edit(sent: list[Any], tmp_path: Path) -> None:
         ([NAME, NAME, "--value", "x", "--idempotency", "keep"], "an edit is of one record"),
         (["-", "--value", "x", "--idempotency", "keep"], "an edit is of one record"),
         (["--all", "--value", "x", "--idempotency", "keep"], "an edit is of one record"),
-        ([NAME, "--cause", "other", "--value", "x", "--idempotency", "keep"], "not both"),
+        ([NAME, "--cause", "c1-3f9ca81b02", "--value", "x", "--idempotency", "keep"], "not both"),
         ([NAME, "--header", "a", "--idempotency", "keep"], "expected NAME=TEXT"),
         ([NAME, "--value", "x", "--value-file", "-", "--idempotency", "keep"], "exclude each other"),
     ],

@@ -13,6 +13,7 @@ from retryapp.cli._options import when
 from retryapp.cli._output import show_record, table
 from retryapp.cli._workers import Group, group_table
 from retryapp.cli.console import emit, emit_error
+from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Record
@@ -77,6 +78,16 @@ def test_a_dead_letter_is_shown_in_words(capsys):
         "tries in place": "4",
         "no payload": "yes",
     }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_header_whose_name_is_no_utf8_is_shown(capsys, as_json):
+    """It travels percent-encoded; JSON has no lone surrogate."""
+    headers = (*shield((("x-\udcff", b"1"),)), *encode_metadata(dead(7)))
+    letter = Record("orders.dlq", 0, 5, 1_700_000_000_000, None, None, headers)
+    facts = {**dead_detail(dead_entry(letter), headers), **payloads(headers, None, None, undecoded)}
+    show_record(facts, None, raw=False, as_json=as_json)
+    assert r"x-\udcff" in capsys.readouterr().out.replace("\\\\", "\\")
 
 
 def test_a_record_that_was_never_delivered_is_shown_without_a_time_and_a_failure(capsys):

@@ -188,6 +188,10 @@ def test_an_answer_that_says_nothing_decides_nothing() -> None:
     circuit.leave("refused", called=True)
     circuit.settle("refused", fine=False, now_ms=5_001.0)
     assert (circuit.state, circuit.permits(5_001.0), circuit.permits(10_000.0)) == (HALF_OPEN, 0, 1)
+    for at in range(1, 100):
+        circuit.begin(at, at * 10_000.0)
+        circuit.leave(at, called=True)
+    assert len(circuit._slots) == 1, "however many say nothing"
 
 
 def test_runs_from_before_the_break_are_no_probes() -> None:
@@ -238,8 +242,20 @@ def test_time_elsewhere_does_not_count_towards_the_longest_time() -> None:
     """Nobody has probed meanwhile: what fails after it is the outage, and no bad deploy."""
     circuit = opened(max_open="1m")
     circuit.pause(10_000.0)
+    circuit.pause(20_000.0)  # a paused partition goes
+    assert circuit.free(3_600_000.0)
     circuit.resume(3_600_000.0)
     assert (circuit.free(3_600_000.0), circuit.free(3_649_999.0), circuit.free(3_650_000.0)) == (True, True, False)
+
+
+def test_time_before_it_opens_does_not_count_as_a_pause_of_it() -> None:
+    """What runs on in a pause may open it, or somebody forces it open."""
+    circuit = Circuit(CircuitBreaker(max_open="1m"))
+    circuit.pause(0.0)
+    circuit.force(100_000.0, "ledger down")
+    circuit.release(200_000.0)
+    circuit.resume(300_000.0)
+    assert (circuit.free(359_999.0), circuit.free(360_000.0)) == (True, False)
 
 
 def test_it_is_idle_once_nothing_has_probed_for_the_longest_break() -> None:

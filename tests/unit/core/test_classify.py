@@ -16,7 +16,7 @@ from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.rules import ErrorClass, non_retryable, retryable, skippable
 from retryapp.core.traces import plain_text, shorten_trace
-from retryapp.core.verdicts import Reject, RetryLater, Skip
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
 
 
 def caused(outer: BaseException, *causes: BaseException) -> BaseException:
@@ -155,6 +155,10 @@ def test_retry_later_gives_its_wait_wherever_it_stands() -> None:
     group = ExceptionGroup("g", [RetryLater(2), OSError(), RetryLater(9), RetryLater(3)])
     failure = classify(group)
     assert (failure.retry_after_ms, failure.error_class) == (9_000, ErrorClass.RETRYABLE)
+    deferred = [RetryLater(9), Defer("1h"), RetryLater(3)]
+    for members in ([*deferred, ValueError()], [ExceptionGroup("inner", deferred), ValueError()]):
+        failure = classify(ExceptionGroup("g", members))  # `Defer` counts only where nothing else has failed
+        assert (failure.retry_after_ms, failure.error_type, failure.deferred) == (9_000, "retryapp.RetryLater", False)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:
     out = to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN, attempt=4))
     junk = {"retry-attempt": b"x", "retry-origin": b"x"}
     record = came(replace(out, headers=tuple((n, junk.get(n, v)) for n, v in out.headers)))
-    error = DamagedMetadataError("retry-attempt", b"x", "a number")
+    error = DamagedMetadataError("retry-attempt", "a number")
     options = {"group": "billing", "handler": "h", "topic_id": "tierTOPC", "policy_digest": "d"}
     metadata = salvage(record, error, now_ms=77, **options)
     assert (metadata.attempt, metadata.delivery) == (4, 4)

@@ -116,6 +116,8 @@ def test_a_constructor_refuses_what_is_no_duration() -> None:
         sequence("30")
     with pytest.raises(InvalidPolicyError, match="jitter="):
         exp("1s", jitter=float("nan"), retries=2)
+    with pytest.raises(InvalidPolicyError, match="multiplier="):
+        exp("1s", multiplier=10**400, retries=2)
 
 
 def test_a_delay_without_end_follows_every_attempt() -> None:

@@ -49,7 +49,7 @@ def test_good_brokers_are_fine() -> None:
     ("setting", "value", "severity"),
     [
         ("offsets.retention.minutes", "10079", Severity.WARNING),
-        ("transactional.id.expiration.ms", str(2 * DAY_MS), Severity.WARNING),
+        ("transactional.id.expiration.ms", str(10 * 3_600_000), Severity.WARNING),
         ("transaction.max.timeout.ms", "14999", Severity.PROBLEM),
         (VERIFICATION, "false", Severity.WARNING),
         ("offset.metadata.max.bytes", "2047", Severity.PROBLEM),

@@ -326,7 +326,7 @@ async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
             gate.let(value)
         await looks(orders)
         transport = orders.transport
-    async with serving(Gate(), HUNG, concurrency=4, max_in_flight=2, transport=transport) as (orders, gate):
+    async with serving(Gate(), HUNG, concurrency=2, max_in_flight=2, transport=transport) as (orders, gate):
         assert gate.started == [b"hung"]
         gate.let(b"hung")
         await looks(orders)

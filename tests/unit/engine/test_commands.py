@@ -149,7 +149,10 @@ async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> No
     async with serving(handle, "1s*3", b"one", b"two", concurrency=1) as (orders, _):
         await orders.advance(1_000)
         assert calls[2:] == [(b"one", 2)]
-        assert (await orders.command("cancel", 1))["refused"] is None
+        told = await orders.command("retry-now", 1)
+        again = "attempt 2 is about to begin: send it again once that has ended"
+        assert (told["refused"], told["text"]) == ("running", again)
+        assert (await orders.command("cancel", 1))["text"] == "attempt 2 was about to begin, and does not"
         gate.set()
         await orders.to_rest()
         assert (b"two", 2) not in calls

@@ -108,7 +108,7 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
 
 async def test_records_in_flight_are_bounded_in_number() -> None:
     """The head that is not settled holds everything behind it."""
-    async with serving(Gate(), "5m", *(b"%d" % n for n in range(5)), concurrency=9, max_in_flight=3) as (orders, gate):
+    async with serving(Gate(), "5m", *(b"%d" % n for n in range(5)), concurrency=3, max_in_flight=3) as (orders, gate):
         assert (gate.started, orders.engine.in_flight, orders.engine.room(MAIN)) == ([b"0", b"1", b"2"], 3, 0)
         await gate.end(orders, b"1")
         assert orders.engine.room(MAIN) == 0

@@ -23,12 +23,13 @@ HOUR_MS = 3_600_000
 
 
 class Caller:
-    """Defers until it is released; hands its token out before."""
+    """Defers until it is released, or done; hands its token out before."""
 
     def __init__(self, deadline: str = "1h") -> None:
         self.deadline = deadline
         self.gate = asyncio.Event()
         self.gate.set()
+        self.done = False
         self.tokens: list[str] = []
         self.seen: list[tuple[bytes, int, int, bool, str | None]] = []
 
@@ -37,7 +38,7 @@ class Caller:
         self.seen.append((value, delivery.attempt, delivery.number, delivery.released, error))
         self.tokens.append(delivery.token)
         await self.gate.wait()
-        if not delivery.released:
+        if not delivery.released and not self.done:
             raise Defer(self.deadline, "the bank calls back")
 
 
@@ -179,6 +180,22 @@ async def test_a_kept_release_is_for_a_record_of_its_own_topic(again: bool) -> N
     async with orders:
         assert [call[2:4] for call in caller.seen] == [(1, False), (1, False)] + [(2, True)] * (not again)
         assert orders.waiting == ({"deferred": 1} if again else {})
+
+
+async def test_a_kept_release_is_forgotten_once_its_handler_is_done_with_the_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first delivery leaves no row; else, after many such, no release would be kept any more."""
+    monkeypatch.setattr("retryapp.engine.partition.releases.MOST_EARLY", 1)
+    async with serving(Caller("1s"), "1s*9") as (orders, caller):
+        for value in (b"one", b"two", b"three"):
+            caller.gate.clear()
+            await orders.send(value)
+            assert (await orders.command("release", caller.tokens[-1]))["refused"] is None
+            caller.done = True
+            caller.gate.set()
+            await orders.to_rest()
+        assert [value for value, *_ in caller.seen] == [b"one", b"two", b"three"]
 
 
 async def test_a_release_is_for_one_delivery() -> None:

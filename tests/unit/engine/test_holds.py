@@ -117,6 +117,20 @@ async def test_a_cancel_goes_before_a_hold(crash: bool) -> None:
         assert len(calls.seen) == 2
 
 
+@pytest.mark.parametrize("verbs", [("hold", "cancel"), ("cancel", "hold")])
+async def test_a_hold_of_a_cancelled_run_is_refused_and_one_before_that_is_over(verbs: tuple[str, str]) -> None:
+    """Else it would come back once the letter is replayed."""
+    async with serving(Calls(failing=True), "1s*9", b"one") as (orders, calls):
+        calls.gate.clear()
+        await orders.advance(1_000)
+        refused = [(await orders.command(verb, 0))["refused"] for verb in verbs]
+        assert refused == [None, "not-waiting" if verbs[1] == "hold" else None]
+        calls.gate.set()
+        await orders.settle()
+        await orders.command("replay", 0)
+        assert (holds(orders), [letter.reason for letter in orders.dead_letters]) == ([0], ["cancelled"])
+
+
 async def test_success_goes_before_a_hold() -> None:
     async with serving(Calls(), "1s*9", b"one") as (orders, calls):
         calls.gate.clear()
@@ -133,7 +147,7 @@ async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> No
         calls.gate.clear()
         await orders.advance(1_000)
         assert calls.seen[2:] == [(b"one", 2)]
-        await orders.command("hold", 1)
+        assert (await orders.command("hold", 1))["text"] == "no attempt begins before it is released, or 7d have passed"
         calls.gate.set()
         await orders.advance(DAY_MS)
         assert (calls.seen[3:], holds(orders)) == ([], [OPERATOR])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from doubles import Refusing, events_of, pass_time, post, serving
+from doubles import Refusing, events_of, fine, pass_time, post, serving
 from test_commands import CONTROL, FIRST, Calls
 from test_jobs import begin, part_of, partition, with_letters
+from test_leaving import Worker
+from typing_extensions import override
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -18,7 +22,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
-from retryapp.testing.lane import Step
+from retryapp.testing.lane import MemoryReader, Step
 
 
 def failures(orders: MemoryPartition) -> list[str]:
@@ -293,3 +297,29 @@ async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None
         await orders.to_rest()
         assert len(service.calls) == calls + 10
         assert len(service.again) == again
+
+
+async def test_a_control_topic_that_is_gone_keeps_commands_from_no_other() -> None:
+    """Of two handlers; and what keeps one from its commands is told."""
+    async with AsyncExitStack() as parts:
+        worker, asked = Worker(parts), list[int]()
+        orders, bills, more = [await worker.add(fine, main=main) for main in ("orders", "bills", "bills")]
+        gone = orders.transport.place.control
+
+        class Reader(MemoryReader):
+            @override
+            async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+                asked.append(len(tps))
+                if gone in tps:
+                    raise TimeoutError(f"{gone} has no leader")
+                return dict.fromkeys(tps, (0, 7))
+
+        reader = Reader(orders.transport.broker, orders.transport.request)
+        with pytest.raises(TimeoutError, match="has no leader"):
+            await worker.ownership.look_for_commands(reader)
+        queues = [part.engine.commands.queue for part in (orders, bills, more) if part.engine.commands is not None]
+        assert [queue.end for queue in queues] == [0, 7, 7]
+        gone = None
+        asked.clear()
+        await worker.ownership.look_for_commands(reader)
+        assert ([queue.end for queue in queues], asked) == ([7, 7, 7], [3])

@@ -1,11 +1,15 @@
-"""A lane opens step by step, backs off from what fails, and keeps its transactional id known while it is idle."""
+"""A lane opens step by step, backs off from what fails, and keeps its id and its store in use while it is idle."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig, pass_time
 
 from retryapp.core.lane_errors import LaneClosedError
+from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
+from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.ports import Event
 from retryapp.testing import Step
@@ -146,31 +150,32 @@ async def test_membership_lost_after_the_session_began_ends_the_session(make_rig
         rig.submit("b", publishes=1)
 
 
-DAY_MS = 86_400_000
+RENEW_MS = round(LaneLimits().renew_s * 1_000)
 
 
-async def test_an_idle_lane_commits_a_known_offset_every_other_day(rig: Rig) -> None:
-    """Nothing moves by it; a broker forgets after a week."""
+async def test_an_idle_lane_commits_a_known_offset_before_its_store_counts_as_unused(rig: Rig) -> None:
+    """Nothing moves by it."""
     await rig.hand_over("a", 8, publishes=1)
-    await rig.advance(DAY_MS)
-    assert len(rig.transport.batches) == 1
-    for _ in range(7):
-        await rig.advance(DAY_MS)
-        await rig.advance(250)
-    assert [batch.offsets for batch in rig.transport.batches[1:]] == [{MAIN: 8}] * 4
+    times_ms = [rig.clock.wall_ms()]
+    for _ in range(4 * 24 * 6):
+        await rig.advance(600_000)
+        times_ms += [rig.clock.wall_ms()] * (len(rig.transport.batches) - len(times_ms))
+    waits_ms = [after - before for before, after in pairwise(times_ms)]
+    assert CHANGELOG_DELETE_RETENTION_MS / 4 < max(waits_ms) < CHANGELOG_DELETE_RETENTION_MS / 2
+    assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}] * len(times_ms)
     assert not any(batch.publishes for batch in rig.transport.batches[1:])
 
 
 async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     """What is queued or being committed is newer than what the lane would say again."""
     await rig.hand_over("a", 8, publishes=1)
-    await rig.advance(DAY_MS)
-    await rig.advance(DAY_MS - 100)
+    await rig.advance(RENEW_MS)
+    await rig.advance(RENEW_MS - 100)
     rig.submit("b", 9)
     await rig.advance(100)
     await rig.advance(500)
-    await rig.advance(DAY_MS - 500)
-    await rig.advance(DAY_MS - 500)
+    await rig.advance(RENEW_MS - 500)
+    await rig.advance(RENEW_MS - 500)
     gate = rig.transport.pause(Step.COMMIT)
     rig.submit("c", 10, publishes=1)
     await rig.advance(500)

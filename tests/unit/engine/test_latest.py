@@ -18,6 +18,7 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 MAIN = TopicPartition("orders", 0)
 LATEST: dict[str, Any] = {"concurrency": 9, "order": Order.LATEST}
+ALONE: dict[str, Any] = {"max_in_flight": 1, "order": Order.LATEST}
 
 
 def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
@@ -47,6 +48,27 @@ async def test_a_newer_record_runs_at_once_and_its_outcome_removes_the_row_of_th
         assert len(orders.observer.of(Event.SUPERSEDED)) == 1
         await gate.end_all(orders)
         assert gate.started == [b"1", b"2"] + [b"2"] * isinstance(end, BankDownError)
+
+
+async def test_a_row_that_is_on_its_way_out_is_not_put_aside_for_good() -> None:
+    """A scan finds it until its removal is in the table; else each such row would be remembered for the session."""
+    async with serving(Gate(), "1s", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
+        await orders.advance(500)
+        await orders.send(b"other", key=b"b")
+        await gate.end(orders, b"other", BankDownError())
+        await orders.send(b"2", key=b"a")
+        await orders.advance(500)
+        committing = orders.transport.pause(Step.COMMIT)
+        await gate.end(orders, b"2")
+        await orders.advance(500)  # it looks, as the other one is due
+        assert (committing.reached, gate.started) == (True, [b"1", b"other", b"2", b"other"])
+        committing.set()
+        await orders.settle()
+        assert orders.engine.session is not None
+        assert orders.engine.session.sequences is not None
+        assert (orders.engine.session.sequences.aside, orders.waiting) == ({}, {"1s": 1})
+        await gate.end_all(orders)
 
 
 async def test_newer_records_wait_for_a_run_and_replace_each_other() -> None:
@@ -114,7 +136,7 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
         transport.clock.advance(120_000)
         transport.append(MAIN, b"b", b"other")
         transport.append(MAIN, b"a", b"2")
-        async with serving(Gate(), "1m 1m", transport=transport, max_in_flight=1, **LATEST) as (orders, gate):
+        async with serving(Gate(), "1m 1m", transport=transport, **ALONE) as (orders, gate):
             await orders.advance(int(READ_S * 1_000) - 1)
             assert gate.started == [b"other"]
             if patient:
@@ -278,7 +300,10 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
         await orders.send(b"other", key=b"b")
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"other", b"2"]
-    async with serving(Gate(), "1m 1m", transport=orders.transport, max_in_flight=1, **LATEST) as (orders, gate):
+    async with serving(Gate(), "1m 1m", transport=orders.transport, **ALONE) as (
+        orders,
+        gate,
+    ):
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.advance(1_000)
         assert (gate.started, orders.waiting) == ([b"other"], {"replay": 1})

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving
+from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving, tell
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import HandlerVerb
 from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -412,6 +413,27 @@ async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt
         await orders.to_rest()
         assert orders.dead_letters == []
         assert len(service.done) == 20
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+async def test_a_pause_in_an_outage_costs_no_attempt(reopens: bool) -> None:
+    """It takes longer than `max_open`, and nobody has probed; also where a session begins and ends in it."""
+    service = Service(BankDownError())
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
+    async with partition(service, "1s", circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 5_000)
+        await tell(orders, HandlerVerb.PAUSE)
+        for _ in range(2):
+            await pass_time(orders, 600_000, 600_000)
+            if reopens:
+                await reopen(orders)
+        await tell(orders, HandlerVerb.RESUME)
+        await pass_time(orders, 15_000)
+        assert state(orders) is not CircuitState.CLOSED
+        service.down = None
+        await orders.to_rest()
+        assert (len(service.done), orders.dead_letters) == (20, [])
 
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:

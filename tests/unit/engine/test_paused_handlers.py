@@ -165,6 +165,35 @@ async def test_commands_about_records_are_obeyed_meanwhile() -> None:
         assert calls.begun == [b"one", b"two", b"two"]
 
 
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+@pytest.mark.parametrize(
+    ("verb", "text", "runs"),
+    [
+        ("retry-now", "due now; deliveries are paused", 1),
+        ("hold", "no attempt begins before it is released, or 7d have passed", 0),
+        ("cancel", "it is dead, and not tried again", 0),
+    ],
+)
+async def test_a_row_that_was_claimed_before_the_pause_waits_in_the_table(
+    order: Order, verb: str, text: str, runs: int
+) -> None:
+    """It had no runner yet: no command about it waits for its run, which may not begin for days."""
+    async with serving(Calls(), "1s*3", b"one", order=order, concurrency=1) as (orders, calls):
+        await orders.send(b"two", key=b"b")
+        calls.gate = asyncio.Event()
+        await orders.advance(1_000)
+        await tell(orders, HandlerVerb.PAUSE)
+        calls.gate.set()
+        await orders.settle()
+        assert calls.begun == [b"one", b"two", b"one"]
+        told = await orders.command(verb, 1)
+        assert (told["refused"], told["text"]) == (None, text)
+        calls.failing = False
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.advance(60_000)
+        assert calls.begun[3:].count(b"two") == runs
+
+
 async def test_paused_twice_is_paused_once() -> None:
     async with serving(Calls(), "1h*3") as (orders, calls):
         await tell(orders, HandlerVerb.RESUME)

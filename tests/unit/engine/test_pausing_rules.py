@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from doubles import events_of, resumed_before, serving, tell
 
-from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
+from retryapp import Batch, CircuitBreaker, Defer, RetryPolicy, pausing
 from retryapp.core.jobs import HandlerVerb
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.traces import qualified_name
@@ -206,3 +206,20 @@ async def test_a_record_that_pauses_can_be_cancelled_meanwhile() -> None:
         await go_on(orders)
         await orders.send(b"two")
         assert (calls.begun, [letter.reason for letter in orders.dead_letters]) == ([b"one", b"two"], ["cancelled"])
+
+
+async def defer(_value: bytes) -> None:
+    """Wait for an event that never comes."""
+    raise Defer("1s")
+
+
+async def test_a_wait_that_nobody_ends_pauses_by_a_rule_for_time_outs_and_spends_no_attempt() -> None:
+    """Else it would neither pause nor ever end: its attempts would exceed those of the policy."""
+    async with serving(defer, RetryPolicy("1s*2", on=[pausing(TimeoutError)]), b"one") as (orders, _):
+        for paused in range(1, 5):  # more often than there are attempts
+            await orders.advance(1_000)  # it is delivered
+            await orders.advance(1_000)
+            assert (orders.engine.context.pace.paused, len(told(orders))) == (True, paused)
+            assert {each.attempt for each in orders.observer.seen if each.event is Event.FAILED} == {1}
+            await go_on(orders)
+        assert orders.dead_letters == []

@@ -50,7 +50,7 @@ ROW_BYTES = 10_000
 async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
     """Runners are free, the transaction is not through: no more than may be in flight is delivered meanwhile."""
     limit = {"records": {"max_in_flight": 3}, "bytes": {"max_in_flight_bytes": 2 * ROW_BYTES}}[bound]
-    async with serving(Script("fail"), "1s", concurrency=9, **limit) as (orders, _):
+    async with serving(Script("fail"), "1s", concurrency=3, **limit) as (orders, _):
         for n in range(9):
             await orders.send(b"%d" % n + bytes(ROW_BYTES))
             await orders.advance(100)

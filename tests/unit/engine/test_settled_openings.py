@@ -103,12 +103,12 @@ async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
 async def test_a_record_that_died_ahead_and_is_replayed_before_its_place_is_read_again_runs(order: Order) -> None:
     """Its row waits until the main topic is read that far, and nothing woke it then."""
-    gate, more = Gate(), {"order": order, "concurrency": 8}
-    async with serving(gate, HUNG, b"hung", key=b"a", **more) as (orders, _):
+    gate = Gate()
+    async with serving(gate, HUNG, b"hung", key=b"a", order=order, concurrency=8) as (orders, _):
         await orders.send(b"wrong", key=b"b")
         gate.let(b"wrong", Reject("wrong"))
         await looks(orders)
-    async with MemoryPartition(gate, HUNG, **more, max_in_flight=1, transport=orders.transport) as orders:
+    async with MemoryPartition(gate, HUNG, order=order, max_in_flight=1, transport=orders.transport) as orders:
         await orders.settle()
         assert gate.started == [b"hung", b"wrong", b"hung"], "there is no room for more"
         assert (await orders.command("replay", 1, force=order is Order.LATEST))["refused"] is None

@@ -59,7 +59,7 @@ async def test_other_rows_that_are_done_do_not_take_unclean_ends_back() -> None:
         async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8) as orders:
             await gate.end(orders, name)
         gate.running.clear()
-    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8, max_in_flight=2) as orders:
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=2, max_in_flight=2) as orders:
         await orders.settle()
         assert list(gate.running) == [b"2"]
         assert rows_marks(transport)[-1] == "ws1"

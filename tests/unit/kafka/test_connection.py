@@ -121,6 +121,22 @@ def test_a_refusal_is_told_from_silence(hint, expected):
     assert "ms in state" not in str(error)
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissingError),
+        (KafkaError.INVALID_CONFIG, KafkaRequestError),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDeniedError),
+    ],
+)
+@pytest.mark.parametrize("hint", ["SASL authentication error: no", "SSL handshake failed: certificate verify failed"])
+def test_what_the_client_said_before_does_not_name_a_brokers_answer(code, expected, hint):
+    """A broker that answers has taken the login."""
+    error = named_error(KafkaError(code), HERE, doing="look", topic="orders", tried_s=5, hints=[hint])
+    assert type(error) is expected
+    assert hint not in str(error)
+
+
 SECURED = KafkaConnection("b:9095", {"security.protocol": "SASL_SSL", "sasl.username": "ann", **SECRETS})
 
 

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, KafkaRequestError
+from retryapp.kafka.errors import LoginRefusedError
 
 STABLE = SimpleNamespace(state=SimpleNamespace(name="STABLE"))
 
@@ -50,3 +51,27 @@ def test_errors_have_names(answer: int | None, named: type[Exception]) -> None:
     """Also where the client library itself does not end the request."""
     with pytest.raises(named, match="describe group g"):
         group(answer)
+
+
+def test_a_refused_login_is_over_once_a_broker_answers() -> None:
+    """Else what is wrong later would be the login's fault. The client hands its words over when it is polled."""
+    refused = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: no")
+    answers, heard = [False, True, False], [refused]
+    reader = KafkaAdmin(KafkaConnection("127.0.0.1:1"), timeout_s=0.05)
+
+    def poll(_timeout_s: float) -> None:
+        while heard:
+            reader._note_error(heard.pop())
+
+    def list_topics(timeout: float) -> Any:
+        if answers.pop(0):
+            return SimpleNamespace(topics={})
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    reader._client = SimpleNamespace(list_topics=list_topics, poll=poll)  # type: ignore[assignment]
+    with pytest.raises(LoginRefusedError):
+        reader.topic_names()
+    heard.append(refused)
+    assert reader.topic_names() == ()
+    with pytest.raises(BrokerUnreachableError):
+        reader.topic_names()

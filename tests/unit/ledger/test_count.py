@@ -222,6 +222,16 @@ def test_a_record_lost_with_all_its_traces_shows_in_the_workers_counts(counted, 
     assert [problem.fault for problem in more.problems] == [Fault.COUNTS]
 
 
+@pytest.mark.parametrize("counts", [{"failed": 2}, {"failed": 0, "held": 2}], ids=["superseded", "held"])
+def test_what_only_events_show_is_unknown_once_they_are_deleted(counted, make_cut, counts):
+    """Records superseded before their delivery, and held ones that then succeed, leave no other trace."""
+    told = [progress(0, 10, received=10, **counts)]
+    made = counted({}, progress=told, cut=make_cut({EVENTS: 140_000}), timestamp_ms=300_000)
+    assert (fates(made.balance), made.problems) == ({"received": 10, "done": 8, "unknown": 2}, [])
+    kept = counted({}, progress=told, cut=make_cut({EVENTS: 139_999}), timestamp_ms=300_000)
+    assert [problem.fault for problem in kept.problems] == [Fault.LOST]
+
+
 def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
     """One letter names its range; for the workers it was one record."""
     letter = Told(Trace(1, Station.DEAD, DLQ, 1, 0, 5, 9, loose=True), ID, 3, 6)

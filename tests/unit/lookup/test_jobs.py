@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from retryapp.core.jobs import Part
+from retryapp.core.control import Verb
+from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.lookup import jobs, reading
+from retryapp.lookup.previews import Scope
 
 TOPOLOGY = HandlerTopology("app", "orders", delays_ms=(1_000,))
 NAME = "app/orders@kq8G0bTz/{}/{}"
@@ -89,3 +91,30 @@ def test_a_job_that_has_refused_none_reads_nothing(events: list[Record]) -> None
         True,
     )
     assert len(events) == 1
+
+
+@pytest.mark.parametrize(("complete", "letters"), [(True, [300, 100]), (False, [None, None])])
+def test_a_job_says_of_how_many_letters_it_is_if_they_were_counted(
+    monkeypatch: pytest.MonkeyPatch, complete: bool, letters: list[int | None]
+) -> None:
+    """Its rate is shared in proportion to what they have all the same."""
+    sent: dict[int, Any] = {}
+
+    def send_to_all(_connection: object, _topology: object, commands: Mapping[int, Any], **_: object) -> dict[int, Any]:
+        sent.update(commands)
+        return {}
+
+    monkeypatch.setattr(jobs, "send_to_all", send_to_all)
+    scope = Scope(letters={0: 300, 1: 100}, complete=complete, upto={0: {}, 1: {}})
+    jobs.begin(CONNECTION, TOPOLOGY, jobs.Order(Verb.DISCARD, LetterFilter(), rate="1/s"), scope, wait_s=0)
+    assert [each.part.letters for each in sent.values()] == letters
+    assert [each.part.share for each in sent.values()] == [(0, 300, 400), (300, 400, 400)]
+
+
+def test_the_oldest_job_comes_first_whichever_partitions_it_has() -> None:
+    def part(job: str, since_ms: int) -> Part:
+        return Part(job=job, verb="discard", since_ms=since_ms)
+
+    some = [(0, part("new", 300)), (1, part("old", 100)), (2, part("new", 290)), (2, part("between", 200))]
+    assert {name: [*each] for name, each in jobs.by_job(some).items()} == {"old": [1], "between": [2], "new": [0, 2]}
+    assert [*jobs.by_job(some)] == ["old", "between", "new"]

@@ -30,7 +30,7 @@ from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRun
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.positions import DELETED, RETENTION, compare
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Offsets, compare
 from retryapp.pipeline.session import _check_version, _collector, _submitted, class_archive, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -71,12 +71,28 @@ def test_stations_of_a_group() -> None:
     }
 
 
+def have(monkeypatch: pytest.MonkeyPatch, begins: Offsets, ends: Offsets) -> None:
+    """Have topics begin and end at some offsets."""
+    made = Mock(begins=lambda _: begins, ends=lambda _: ends)
+    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: made)
+
+
+def test_a_topic_that_lost_its_end_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, however long it takes until it is as long again: what gets these offsets meanwhile is not read."""
+    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
+    for end in (5, 6, 7):
+        have(monkeypatch, {("t", 0): 0}, {("t", 0): end})
+        start = compare(State(run_id="r", lives=(life,)), Mock(), "g", [life], cluster_id="c")
+        gaps = [(gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps]
+        assert (gaps, start.positions) == ([(None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
+
+
 def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive knew the topic by then. What a topic lost before its first run is no gap."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7, None))
     present = [replace(life, next=(None,) * 3)]
     begins = {("t", 0): 4, ("t", 1): 4, ("t", 2): 4}
-    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: begins))
+    have(monkeypatch, begins, dict.fromkeys(begins, 9))
     start = compare(State(run_id="r", lives=(life,)), Mock(), "g", present, cluster_id="c")
     assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps] == [(2, 0, 4, RETENTION)]
     assert start.positions == {("t", 0): 7, ("t", 1): 4, ("t", 2): 4}
@@ -87,7 +103,7 @@ def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch:
 def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that a broker did not show. The gap is reported once; a new id is a new life."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
-    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: {("t", 0): 0}))
+    have(monkeypatch, {("t", 0): 0}, {("t", 0): 9})
     state = State(run_id="r", lives=(life,))
     assert [gap.reason for gap in compare(state, Mock(), "g", [], cluster_id="c").gaps] == [DELETED]
     state = state.after("g", (), "c", "r")

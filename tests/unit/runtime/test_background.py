@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,9 @@ async def test_commands_are_looked_for_again(
     fault: Exception, runtime: Runtime, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without this task the worker would obey no command any more, and say nothing."""
-    faults, lines = [fault], list[str]()
+    faults, lines, levels = [fault] * 3, list[str](), list[int]()
     monkeypatch.setattr(module.logger, "exception", lines.append)
+    monkeypatch.setattr(module.logger, "log", lambda level, *_: levels.append(level))
 
     async def look(_reader: Any) -> None:
         if faults:
@@ -41,7 +43,9 @@ async def test_commands_are_looked_for_again(
     runtime.look_for_commands = look  # type: ignore[method-assign]
     task = asyncio.create_task(runtime._look_for_commands(SimpleNamespace()))  # type: ignore[arg-type]
     await going_on(task, done)
-    assert len(lines) == (not isinstance(fault, OSError)), "a broker that is away is no news"
+    away = isinstance(fault, OSError)
+    assert len(lines) == (0 if away else 3), "a broker that is away is no news"
+    assert levels == [logging.WARNING, logging.DEBUG, logging.DEBUG] * away, "once"
 
 
 async def test_partitions_are_counted_again(

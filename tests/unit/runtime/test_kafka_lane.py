@@ -278,15 +278,17 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
 
 
 async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics: Topics, clock: VirtualClock) -> None:
-    """The lane stays open: this table only answers questions."""
+    """The lane stays open: this table only answers questions. How many letters there are is not known before."""
     for n in range(20):
         topics.put(DLQ, headers=letter(n))
     topics.error = ConnectionError("cut")
     lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
+    assert not lane.letters_counted
     clock.advance(5_000)
     await until(lambda: keeper(lane).known.is_set())
+    assert lane.letters_counted
     assert (table(lane).next_offset, table(lane).count()) == (21, 21)
 
 
@@ -359,6 +361,56 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
     await until(lambda: lane.dead and table(lane).count() == 5)
     assert table(lane).find(name(14)) is None
     assert table(lane).find(name(15)) is not None
+
+
+@pytest.mark.parametrize("open_lately", [False, True])
+async def test_letters_of_a_topic_that_was_made_again_replace_the_former_ones(
+    open_lane: OpenLane,
+    topics: Topics,
+    clock: VirtualClock,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    open_lately: bool,
+) -> None:
+    """Or that has lost its end: at the next opening, and by the hour. What it has now has the offsets of others."""
+    for n in range(20):
+        topics.put(DLQ, headers=letter(n))
+    lane = await opened(open_lane())
+    await until(lambda: keeper(lane).known.is_set())
+    publish_letter(topics, lane, 20)
+    topics.records[DLQ].clear()
+    topics.put(DLQ, headers=letter(30))
+    if open_lately:
+        await lane.close()
+        lane = await opened(open_lane())
+    else:
+        await until(lambda: clock.sleeping)
+        clock.advance(3_600_000)
+    await until(lambda: "app.orders.dlq was made again, or has lost its end" in caplog.text)
+    assert (keeper(lane).known.is_set(), lane.letters_counted) == (False, False)
+    await until(lambda: clock.sleeping)
+    clock.advance(5_000)
+    await until(lambda: keeper(lane).known.is_set())
+    assert [row.offset for row in table(lane).page(None, 99)] == [0]
+    assert (table(lane).find(name(0)), table(lane).find(name(20))) == (None, None)
+    assert table(lane).find(name(30)) is not None
+
+
+async def test_letters_behind_an_open_transaction_are_no_sign_of_a_topic_that_was_made_again(
+    open_lane: OpenLane, topics: Topics, clock: VirtualClock
+) -> None:
+    """The lane has written them to the table at its commit; committed readers see them once the other has ended."""
+    lane = await opened(open_lane())
+    await until(lambda: keeper(lane).known.is_set())
+    for n in range(3):
+        publish_letter(topics, lane, n)
+    topics.bounds_of[DLQ] = (0, 1)
+    await until(lambda: clock.sleeping)
+    clock.advance(3_600_000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert keeper(lane).known.is_set()
+    assert table(lane).count() == 3
 
 
 async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: Topics) -> None:

@@ -39,6 +39,14 @@ class _Cluster:
         """Nothing comes any more."""
         self.list_records = 1_000
         """Length of the lists that consumers give."""
+        self.unled: set[int] = set()
+        """Partitions without a leader."""
+        self.leaders: dict[int, int | None] = {}
+        """Leaders that consumers know, if they are not right."""
+        self.mute: set[int] = set()
+        """Partitions about which no leader answers."""
+        self.away = False
+        """No broker is there."""
 
     def fill(self, partition: int, count: int) -> TopicPartition:
         tp = TopicPartition("log", partition)
@@ -58,19 +66,34 @@ class _Consumer:
         self.options = options
         self.assigned: list[Any] = []
         self.stopped = False
-        self._client = SimpleNamespace(add_topic=lambda _topic: None)
+        self._client = SimpleNamespace(
+            add_topic=lambda _topic: None,
+            cluster=SimpleNamespace(leader_for_partition=self._leader),
+            force_metadata_update=self._refresh,
+            _maybe_wait_metadata=self.start,
+        )
         self._subscription = SimpleNamespace(assign_from_user=self.assign)
         self._cluster = cluster
         self._at = 0
         cluster.consumers.append(self)
 
     async def start(self) -> None:
-        """Connect."""
+        if self._cluster.away:
+            raise ConnectionError("no broker is there")
+
+    def _leader(self, tp: Any) -> int | None:
+        return self._cluster.leaders.get(tp.partition, 1)
+
+    async def _refresh(self) -> None:
+        self._cluster.leaders = dict.fromkeys(self._cluster.unled, -1)
 
     async def stop(self) -> None:
         self.stopped = True
 
     async def beginning_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
+        if any(tp.partition in self._cluster.unled | self._cluster.mute for tp in tps):
+            await self._refresh()
+            await asyncio.Event().wait()  # the client asks again, for longer than an opening may take
         return dict.fromkeys(tps, 0)
 
     async def end_offsets(self, tps: Sequence[Any]) -> dict[Any, int]:
@@ -308,3 +331,59 @@ async def test_a_question_that_fails_spoils_no_other(cluster: _Cluster, monkeypa
     found = await asyncio.gather(*(cluster.reader.bounds([tp]) for tp in tps), return_exceptions=True)
     assert isinstance(found.pop(3), PermissionError)
     assert found == [{tp: (0, tp.partition)} for tp in tps if tp.partition != 3]
+
+
+@pytest.mark.parametrize("known", [-1, None, 1])
+async def test_a_partition_without_a_leader_keeps_nobody_waiting(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch, known: int | None
+) -> None:
+    """Nor one that is gone: lanes that open have a deadline. `known` is the leader that the client takes it to have."""
+    monkeypatch.setattr(tail, "ANSWER_S", 0.05 if known == 1 else 5.0)
+    tps = [cluster.fill(number, number) for number in range(9)]
+    assert await cluster.reader.bounds([tps[8]]) == {tps[8]: (0, 8)}
+    cluster.unled, cluster.leaders = {3, 5}, {3: known, 5: known}
+    for _ in range(20):
+        asked = asyncio.gather(*(cluster.reader.bounds([tps[0], tp]) for tp in tps), return_exceptions=True)
+        found = await asyncio.wait_for(asked, 2)
+        for number in (5, 3):
+            fault = found.pop(number)
+            assert "log[3] has no leader" in str(fault) or "log[5] has no leader" in str(fault)
+        assert found == [{tps[0]: (0, 0), tp: (0, tp.partition)} for tp in tps if tp.partition not in cluster.unled]
+    assert len(cluster.consumers) == 1
+
+
+async def test_a_leader_that_the_client_does_not_know_yet_is_found(cluster: _Cluster) -> None:
+    """One had none when the client heard of it last, and has one since."""
+    tp = cluster.fill(0, 7)
+    cluster.leaders = {0: -1}
+    assert await cluster.reader.bounds([tp]) == {tp: (0, 7)}
+
+
+async def test_a_leader_that_does_not_answer_keeps_nobody_waiting_for_long(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many partitions it has, others wait for them once together and once for each alone, at the same time."""
+    monkeypatch.setattr(tail, "ANSWER_S", 0.05)
+    tps = [cluster.fill(number, number) for number in range(50)]
+    cluster.mute = {*range(1, 40)}
+    asked = asyncio.gather(*(cluster.reader.bounds([tp]) for tp in tps), return_exceptions=True)
+    found = await asyncio.wait_for(asked, 1)
+    assert [each for each in found if not isinstance(each, TimeoutError)] == [
+        {tp: (0, tp.partition)} for tp in (tps[0], *tps[40:])
+    ]
+    assert len(cluster.consumers) == 1, "it has answered somebody"
+    with pytest.raises(TimeoutError, match="where partitions begin and end took longer than 0"):
+        await cluster.reader.bounds([tps[1]])
+    assert await cluster.reader.bounds([tps[0]]) == {tps[0]: (0, 0)}
+    assert len(cluster.consumers) == 2
+
+
+async def test_who_cannot_connect_asks_for_nobody_in_turn(cluster: _Cluster) -> None:
+    """One tries for all that wait: each attempt may take seconds."""
+    tps = [cluster.fill(number, number) for number in range(9)]
+    cluster.away = True
+    found = await asyncio.gather(*(cluster.reader.bounds([tp]) for tp in tps), return_exceptions=True)
+    assert {type(each) for each in found} == {ConnectionError}
+    assert len(cluster.consumers) < 3
+    cluster.away = False
+    assert await cluster.reader.bounds(tps[:2]) == {tps[0]: (0, 0), tps[1]: (0, 1)}

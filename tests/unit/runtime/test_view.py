@@ -49,7 +49,7 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     placed: Any = SimpleNamespace(
         engine=engine(running=0),
         lane=lane,
-        transport=SimpleNamespace(pending=None, dead={}),
+        transport=SimpleNamespace(pending=None, dead={}, letters_counted=False),
     )
     runtime.placed["orders", 0] = placed
     view = RuntimeView(runtime)
@@ -82,7 +82,9 @@ def orders(runtime: Runtime) -> Any:
     placed: Any = SimpleNamespace(
         engine=engine(running=1),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3, causes=list)}),
+        transport=SimpleNamespace(
+            pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3, causes=list)}, letters_counted=True
+        ),
     )
     runtime.placed["orders", 0] = placed
     return placed
@@ -179,10 +181,13 @@ def test_a_lane_that_was_never_open_here_has_no_numbers(runtime: Runtime, orders
 def test_dead_letters_are_unknown_until_all_are_read(
     runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are read after the lane has opened."""
-    monkeypatch.setattr(runtime, "behind", lambda _main, _number: (0, 7))
-    info = RuntimeView(runtime).partitions("orders")[0]
-    assert (numbers(info), info.as_of_ms) == ((742, None), None)
+    """They are read after the lane has opened: it is not known how many, or where they end. Then they are listed."""
+    for orders.transport.letters_counted, behind in ((True, 7), (False, 0)):
+        monkeypatch.setattr(runtime, "behind", lambda _main, _number, behind=behind: (0, behind))
+        view = RuntimeView(runtime)
+        info = view.partitions("orders")[0]
+        assert (numbers(info), info.as_of_ms) == ((742, None), None)
+        assert view.letters_counted("orders", 0) == orders.transport.letters_counted
 
 
 async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_old_as_the_last_answer(

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from retryapp import Delivery, Retries, RetryPolicy
-from retryapp.core.errors import ConfigurationError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.testing import MemoryPartition, Script
 
@@ -125,6 +125,10 @@ async def test_event_ids_may_be_named_without_a_declaration() -> None:
         ({"rate_limit": 50}, "rate_limit=50: expected a whole number for each second"),
         ({"order": "key", "on_dead": "stop"}, "on_dead='stop': expected one of release, hold"),
         ({"payload": "link"}, "payload='link': expected one of copy, reference"),
+        ({"max_in_flight": 1, "concurrency": 5}, "max_in_flight=1: expected at least concurrency=5"),
+        ({"tiers": "many"}, "tiers='many': expected one of single, per-delay"),
+        ({"publishes": "receipts"}, "publishes='receipts': expected a list of topics"),
+        ({"dead_letters": "keep"}, "dead_letters='keep': expected one of topic, drop"),
         ({"policy": 300}, "policy=300: expected a RetryPolicy or its text"),
     ],
 )
@@ -144,3 +148,17 @@ async def test_a_partition_takes_the_arguments_of_a_declaration() -> None:
     orders = MemoryPartition(charge, "5m", payload="reference", **more)
     assert orders.handler.by_reference
     assert orders.handler.holding == Holding(on_dead="hold", max_sequence_size=3)
+
+
+async def test_a_partition_takes_what_is_declared_of_topics(retries: Retries) -> None:
+    """Without a declaration; one has said it already."""
+    more: dict[str, Any] = {"tiers": "per-delay", "publishes": ["receipts"], "dead_letters": "drop"}
+    async with MemoryPartition(Script(ValueError, "reject"), "5m 1h", **more) as orders:
+        assert orders.handler.topology.publishes == ("receipts",)
+        await orders.send(b"1")
+        assert len(orders.records("app.orders.retry.5m")) == 1
+        await orders.to_rest()
+        assert (orders.waiting, orders.dead_letters) == ({}, [])
+        assert "app.orders.dlq" not in {topic for topic, _ in orders.transport.broker.logs}
+    with pytest.raises(InvalidSettingError, match="dead_letters='drop': expected in the declaration"):
+        MemoryPartition.of(retries, "orders", dead_letters="drop")
