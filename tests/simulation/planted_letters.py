@@ -195,7 +195,7 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a damaged letter is not given", ((pool, "unpack", _for_the_sound),), 18_000_000),
     ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),
     ("marks of a rule's letters go to the usual topic", ((LetterMark, "to_record", _usual),), 18_000_002),
-    ("a record that dies again is not handled again", ((SharedLetters, "mark_of", _of_its_record),), 18_000_011),
+    ("a record that dies again is not handled again", ((SharedLetters, "mark_of", _of_its_record),), 18_000_035),
     ("a mark that was rolled back is kept", ((SharedLetters, "rolled_back", _kept),), 18_613_727),
     ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_090),
 )  # fmt: skip
