@@ -95,11 +95,6 @@ async def _at_once(self: SharedLetters, letter: int | None = None) -> None:
         await _known(self)
 
 
-async def _beside_a_command(self: SharedLetters, _letter: int | None = None) -> None:
-    """A letter that has ended its workers is given up while a command changes it."""
-    await _known(self)
-
-
 _known = SharedLetters.known
 
 
@@ -190,7 +185,6 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_013),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
     ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_030),
-    ("a letter is given up while it is replayed", ((SharedLetters, "known", _beside_a_command),), 22_428_685),
     ("a letter of another group is marked", tuple((at, "letter_mark", _whoever) for at in _MARKING), 18_000_000),
     ("a damaged letter is not given", ((pool, "unpack", _for_the_sound),), 18_000_000),
     ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),
