@@ -238,11 +238,14 @@ def archived_text(result: Archived) -> str:
         f"{', then interrupted: a rerun continues' if result.interrupted else ''}"
     ]
     for gap in result.gaps:
+        if gap.from_offset is None:
+            what = f"is shorter than what was archived: what gets offsets below {gap.to_offset or 0:,} is not read"
+            lines.append(f"  {gap.life.topic}[{gap.partition}] {what}")
+            continue
         upto = "an unknown offset" if gap.to_offset is None else f"{gap.to_offset:,}"
-        since = "?" if gap.from_offset is None else f"{gap.from_offset:,}"
         lines.append(
-            f"  lost: {gap.life.topic}[{gap.partition}] from offset {since} to {upto}, deleted before it was archived "
-            f"({gap.reason})"
+            f"  lost: {gap.life.topic}[{gap.partition}] from offset {gap.from_offset:,} to {upto}, "
+            f"deleted before it was archived ({gap.reason})"
         )
     lines += [
         f"  {life.topic} was re-created: epoch {life.epoch} begins" for life in result.new_lives if life.epoch > 1

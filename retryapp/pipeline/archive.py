@@ -18,7 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -32,10 +32,10 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.gaps import Gaps
+from retryapp.pipeline.gaps import Gaps, gap_id
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.positions import IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
+from retryapp.pipeline.positions import CUT_OFF, IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
 from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS, to_frame
 from retryapp.pipeline.sources import Life
@@ -115,10 +115,10 @@ class Archive:
         take = partial(self._holds.take, JOB, on_wait=on_wait, stopped=stopped)
         began_ms, run_id, stopped = self._now_ms(), uuid.uuid4().hex[:12], stopped or threading.Event()
         with take(f"{JOB} {self._admin.cluster_id()} {self.group}", wait_s=wait_s), ExitStack() as stack:
-            look = look_up(self._tables, self._admin, self.group)
+            look = self._look()
             if look.has_news:
                 stack.enter_context(take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S)))
-                look = look_up(self._tables, self._admin, self.group)  # the state is of all groups: one may have run
+                look = self._look()  # the state is of all groups: one may have run
             done = Archived(
                 group=self.group, run_id=run_id, topics=len(look.lives), cut=look.positions, gaps=look.gaps,
                 new_lives=look.fresh,
@@ -130,6 +130,16 @@ class Archive:
                         on_progress(done)
         done.elapsed_ms = self._now_ms() - began_ms
         return done
+
+    def _look(self) -> Look:
+        """Look the topics up; that one is shorter than what was archived is news once."""
+        look = look_up(self._tables, self._admin, self.group)
+        if not any(gap.reason == CUT_OFF for gap in look.gaps):
+            return look
+        known = {row["gap"] for row in self._gaps.rows()}
+        names = [gap_id(gap.row(look.cluster_id, "", 0)) for gap in look.gaps]
+        news = [gap for gap, name in zip(look.gaps, names, strict=True) if gap.reason != CUT_OFF or name not in known]
+        return replace(look, gaps=tuple(news))
 
     def _batches(self, look: Look, done: Archived, stopped: threading.Event) -> Iterator[None]:
         """Write what there is, and yield after each batch; the first one may have no rows, only lives and gaps."""

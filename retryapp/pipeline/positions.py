@@ -38,7 +38,7 @@ class Gap:
 
     def row(self, cluster_id: str, run_id: str, found_ms: int) -> dict[str, Any]:
         """Return it as in the ``gaps`` table."""
-        life = {name: getattr(self.life, name) for name in ("group", "topic_id", "epoch", "topic")}
+        life = {name: getattr(self.life, name) for name in ("group", "main", "topic_id", "epoch", "topic")}
         offsets = {name: getattr(self, name) for name in ("partition", "from_offset", "to_offset", "reason")}
         return {"cluster_id": cluster_id, **life, **offsets, "found_ms": found_ms, "run_id": run_id}
 

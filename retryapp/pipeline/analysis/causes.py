@@ -42,14 +42,13 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
         "recovered": F.sum(F.when(recovered, F.col("records"))),
         "before": F.sum(F.when(before, F.col("records"))),
     }
+    newest = F.struct(F.col("fate") == "dead", "last_ms", "example.failure_id")  # of a discarded one nothing is there
     found = failed.groupBy(*_BY).agg(
         *(F.coalesce(total, F.lit(0)).alias(name) for name, total in sums.items()),
         F.min("first_ms").alias("first_seen_ms"),
         F.max("last_ms").alias("last_seen_ms"),
         F.max_by("error_type", "last_ms").alias("error_type"),
-        F.max_by("example", F.when(F.col("records") > 0, F.struct("last_ms", "example.failure_id")), EXAMPLES).alias(
-            "examples"
-        ),
+        F.max_by("example", F.when(F.col("records") > 0, newest), EXAMPLES).alias("examples"),
     )
     worst = found.where((F.col("failures") > 0) | (F.col("before") > 0))
     order = (F.desc("dead"), F.desc("failures"), *map(F.asc, ("fingerprint", "reason", "group", "main")))

@@ -131,8 +131,8 @@ def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict
         return [row for row in rows if row[column] > 0]
 
     def is_explained(row: Row) -> bool:
-        ours = f"{row['group']}.{row['main']}."
-        return any(each["partition"] == row["partition"] and each["topic"].startswith(ours) for each in losses)
+        place = ("group", "main", "partition")
+        return any([each.get(name) for name in place] == [row[name] for name in place] for each in losses)
 
     lost = above("lost")
     severity = WARN if lost and all(map(is_explained, lost)) else ERROR

@@ -29,6 +29,7 @@ GAP: Final = 2  # calm intervals that end an outage
 USUAL_COUNT: Final = 20  # first deliveries that an interval should have; with fewer a ratio says little
 LONGEST_MS: Final = 900_000  # longest interval
 CAUSES: Final = 3
+_FAR_MS: Final = 120_000  # twice the time between two progress events
 OTHERS: Final = "others"
 _bin: Final = itemgetter("bin_ms")
 
@@ -70,19 +71,22 @@ def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) 
     """Leave out first deliveries of times that workers have not counted: of these only the failures are known.
 
     ``rows`` are those of ``by_interval``. Time is counted from a handler's first range on, until the last one of the
-    partition that lags most; one that was counted up to the cut does not, however long it has been idle.
+    partition that lags most. One that was counted up to the cut does not lag, however long it has been idle; one that
+    is far behind the others, as its lane is closed, tells nothing of them.
     """
-    begins, ends = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+    begins, lags = dict[tuple[str, str], int](), defaultdict[tuple[str, str], list[int]](list)
     for row in ledger:
         handler = row["group"], row["main"]
         if row["from_ms"] is not None:
             begins[handler] = min(row["from_ms"], begins.get(handler, row["from_ms"]))
             if row["to_offset"] < row["cut_offset"]:
-                ends[handler] = min(row["to_ms"], ends.get(handler, row["to_ms"]))
+                lags[handler].append(row["to_ms"])
 
     def is_counted(row: Row) -> bool:
         handler, end_ms = (row["group"], row["main"]), row["bin_ms"] + bin_ms
-        return handler in begins and begins[handler] < end_ms <= ends.get(handler, end_ms)
+        last_ms = max(lags[handler], default=end_ms)
+        until_ms = min((each for each in lags[handler] if each >= last_ms - _FAR_MS), default=end_ms)
+        return handler in begins and begins[handler] < end_ms <= until_ms
 
     return list(filter(is_counted, rows))
 

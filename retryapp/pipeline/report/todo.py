@@ -100,6 +100,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
     open_ones = [row for row in facts["causes"] if row["decision"] == "open" or row["change"] == "regressed"]
     back = [row for row in open_ones if row["change"] == "regressed" and row["failures"]]
     deadly = [row for row in open_ones if row["letters"] and row not in back]
+    deadly.sort(key=lambda row: -row["letters"])
     for row in [*back[:MANY], *deadly[:MANY]]:
         name = cause_name(_short(row["error_type"]), None, row["template"])
         dead = f"{counted(row['letters'], 'dead record')}, {row['reason']}"

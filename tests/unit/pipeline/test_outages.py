@@ -123,7 +123,9 @@ def test_counted_time_is_that_of_all_partitions_of_a_handler() -> None:
     never = counted(**dict.fromkeys(("from_ms", "to_ms", "to_offset")))
     assert minutes(counted()) == (0, 59)
     assert minutes(counted(from_ms=NOON_MS + 20 * MINUTE_MS + 30_000), never) == (20, 59)
-    assert minutes(counted(), counted(from_ms=0, to_ms=NOON_MS + 90 * MINUTE_MS)) == (0, 59)
+    assert minutes(counted(), counted(from_ms=0, to_ms=NOON_MS + 61 * MINUTE_MS)) == (0, 59)
+    stuck = counted(to_ms=NOON_MS + 16 * MINUTE_MS)
+    assert minutes(counted(), stuck) == (0, 59), "its lane is closed: it tells nothing of the others"
     idle = counted(to_offset=99, to_ms=NOON_MS + MINUTE_MS)
     assert (minutes(idle), minutes(idle, counted())) == ((0, 119), (0, 59))
     for nothing in ([], [never], [counted("refunds")]):
