@@ -23,6 +23,9 @@ class HandlerInfo:
     main: str
     function: str
     policy: str
+    schedule: str
+    """That of the policy, as text; ``policy`` names its rules, too, which no text can say."""
+    max_attempts: int | None
     policy_digest: str
     tiers: str
     order: str

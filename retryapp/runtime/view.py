@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -52,6 +53,9 @@ from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 _LEAST_CHUNK: Final = 4
 _AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
 _IDLE: Final = str(LaneState.IDLE)
+
+_scrapes: Final = ThreadPoolExecutor(2, thread_name_prefix="metrics")
+"""Not the event loop's threads, which handlers may hold: alerts matter then."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -260,7 +264,8 @@ class RuntimeView:
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
         gauges = self.gauges({main: lag for main, lag in lags if lag})
-        return await asyncio.to_thread(self._runtime.metrics.collect(gauges).text)
+        text = self._runtime.metrics.collect(gauges).text
+        return await asyncio.get_running_loop().run_in_executor(_scrapes, text)
 
     def gauges(self, lags: Mapping[str, Sequence[PartitionLag]] | None = None) -> Gauges:
         """Return what the metrics show of this moment; the lags are those that the broker told."""
@@ -435,6 +440,8 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         main=main,
         function=handler.name,
         policy=handler.policy.text,
+        schedule=handler.policy.schedule.text,
+        max_attempts=handler.policy.max_attempts,
         policy_digest=handler.policy.digest,
         tiers=str(topology.tiers),
         order=str(handler.order),

@@ -46,7 +46,7 @@ from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
-from retryapp.web.turns import Turns
+from retryapp.web.turns import Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
@@ -132,7 +132,7 @@ class Answers:
                 "live_s": LIVE_S,
             }
 
-        return await asyncio.to_thread(facts)  # of handlers with hundreds of partitions it takes long
+        return await compute(facts)  # of handlers with hundreds of partitions it takes long
 
     async def handler(self, question: Question) -> Facts:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
@@ -152,7 +152,7 @@ class Answers:
                 "live_s": LIVE_S,
             }
 
-        return await asyncio.to_thread(facts)  # there may be hundreds of partitions and causes
+        return await compute(facts)  # there may be hundreds of partitions and causes
 
     @staticmethod
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
@@ -167,7 +167,7 @@ class Answers:
         def together() -> Group:
             return group_of(main, infos, answers, now_ms, self._causes(main), *ours)
 
-        return await asyncio.to_thread(together)
+        return await compute(together)
 
     def _causes(self, main: str) -> tuple[Causes, Causes]:
         return self.view.causes(main), self.view.waiting_causes(main)
@@ -186,7 +186,7 @@ class Answers:
                 number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                 for number, parts in self.view.job_parts(main).items()
             }
-            mine = await asyncio.to_thread(self._part_of, main, self.view.partitions(main), activity, trends)
+            mine = await compute(self._part_of, main, self.view.partitions(main), activity, trends)
             handlers[main] = {**mine, "jobs": jobs}
         return {"handlers": handlers}
 
@@ -238,13 +238,13 @@ class Answers:
         """List what waits in those of these partitions that this worker has."""
         search = self._search(question)
         look = partial(waiting_here, self.view, infos, question, self.now_ms(), search)
-        return await (_searches.take(look) if search else asyncio.to_thread(look))
+        return await (_searches.take(look) if search else compute(look))
 
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List the dead letters of those of these partitions that this worker has."""
         info = self.get_handler_or_404(question.main)
         look = partial(dead_here, self.view, infos, question, info, self._search(question))
-        return await (_searches.take(look) if question.wanted.deep else asyncio.to_thread(look))
+        return await (_searches.take(look) if question.wanted.deep else compute(look))
 
     def _search(self, question: Question) -> Searching | None:
         """Return what decodes values for a search by field; None: nothing has to be decoded."""
@@ -255,7 +255,7 @@ class Answers:
     async def _show(self, question: Question, detail: Callable[[Show], Facts]) -> Facts:
         """Return a record with key and value, decoded for who may see them."""
         if self.decoding is None or question.role < Role.OPERATE:
-            return await asyncio.to_thread(detail, undecoded)
+            return await compute(detail, undecoded)
         shows = self.decoding.shows(question.main, self.mask)
         return await asyncio.get_running_loop().run_in_executor(_decodings, detail, shows)
 
@@ -269,7 +269,7 @@ class Answers:
             "partition": question.partition,
             "limit": question.limit,
             "partitions": [item.partition for item in infos],
-            **await asyncio.to_thread(merged_facts, question, chosen, kind, {"": ours, **answers}),
+            **await compute(merged_facts, question, chosen, kind, {"": ours, **answers}),
         }
 
     async def _totals(

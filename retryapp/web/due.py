@@ -15,6 +15,7 @@ from retryapp.ports import PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.figures import OPEN, owner_of
 from retryapp.web.peers import Peers
+from retryapp.web.turns import compute
 
 MOST: Final = 10_000
 """Rows that are counted before now, and from now on, over all partitions; more is shown as "10,000+"."""
@@ -84,7 +85,7 @@ class DueCounts:
                 due = dict.fromkeys(("overdue", *dict(WINDOWS)), Amount())
                 if here:
                     some = [info.partition for info in here if info.pending != 0]
-                    due = await asyncio.to_thread(self._count, main, some, now_ms)
+                    due = await compute(self._count, main, some, now_ms)
                 known = self._counts[main] = now_ms, DueHere(partitions=numbers, due=due)
             return known[1]
 

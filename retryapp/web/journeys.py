@@ -9,18 +9,19 @@ from urllib.parse import quote
 
 from retryapp.core.causes import cause_id
 from retryapp.core.control import mark_of
-from retryapp.core.errors import DamagedEventError, DamagedMetadataError, RetryAppError
+from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.headers import RETRY_ORIGIN, decode_metadata
 from retryapp.core.hops import REPLAY
 from retryapp.core.lifecycle import Commanded, RecordEvent, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
+from retryapp.core.rows import CANCELLED, decode_row
+from retryapp.core.schedule import parse_schedule
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts, pending_summary
-from retryapp.ports import ELSEWHERE, PAGES_PREFIX, PendingEntry
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX, HandlerInfo, PendingEntry
 from retryapp.web.answers import Answers, origin_asked
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
 from retryapp.web.figures import OPEN, web_url
@@ -80,8 +81,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "steps": [{**_UNKNOWN, **step} for step in found.steps],
         "looked": found.looked,
         "complete": found.complete,
-        "planned": planned(info.policy, _last_failure(row, found.steps)),
-        "max_attempts": RetryPolicy.parse(info.policy).max_attempts,
+        "planned": planned(info, _last_failure(row, found.steps)),
+        "max_attempts": info.max_attempts,
         "find": f"{owner}{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
     }
 
@@ -104,21 +105,24 @@ def _last_failure(row: PendingEntry | None, steps: Sequence[Facts]) -> Facts:
     Empty after anything else: a command may have changed the time, or ended the retries.
     """
     if row is not None:
+        with suppress(DamagedRowError):
+            if decode_row(row.value).flags & CANCELLED:
+                return {}
         return pending_summary(row)
     last = next((step for step in reversed(steps) if not (step.get("text") or "").startswith(_REFUSED)), {})
     return last if last.get("kind") == "failed" else {}
 
 
-def planned(text: str, last: Facts) -> list[Facts]:
-    """Return the attempts to come by today's policy if all of them fail, without jitter; none if no next one is due."""
+def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
+    """Return the attempts to come by today's schedule if all fail, without jitter; none if no next one is due."""
     if last.get("due_at_ms") is None or last.get("attempt") is None:
         return []
-    policy, at_ms, attempt = RetryPolicy.parse(text), last["due_at_ms"], last["attempt"] + 1
+    schedule, at_ms, attempt = parse_schedule(info.schedule), last["due_at_ms"], last["attempt"] + 1
     plan = [{"attempt": attempt, "due_at_ms": at_ms}]
-    while len(plan) < MOST_PLANNED and policy.schedule.follows(attempt) and policy.max_attempts is not None:
-        at_ms += policy.schedule.nominal_ms(attempt)
+    while len(plan) < MOST_PLANNED and schedule.follows(attempt) and info.max_attempts is not None:
+        at_ms += schedule.nominal_ms(attempt)
         attempt += 1
-        if attempt > policy.max_attempts:
+        if attempt > info.max_attempts:
             break
         plan.append({"attempt": attempt, "due_at_ms": at_ms})
     return plan

@@ -14,6 +14,7 @@ from retryapp.ports import ELSEWHERE, PartitionInfo, PartitionLag
 from retryapp.web.answers import Answers
 from retryapp.web.figures import OPEN, owner_of, partition_facts, web_url
 from retryapp.web.query import Question
+from retryapp.web.turns import compute
 
 DUE_ROWS: Final = 1_000
 """Due rows are counted up to this number for each partition."""
@@ -88,7 +89,7 @@ async def _lanes(answers: Answers, main: str) -> Lanes:
             due = len(view.due_times(main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS))
         return Lane(item, lags.get(item.partition), due)
 
-    return Lanes(lanes=await asyncio.to_thread(lambda: [*map(lane, infos)]), lag_unknown=unknown)
+    return Lanes(lanes=await compute(lambda: [*map(lane, infos)]), lag_unknown=unknown)
 
 
 def _facts(lane: Lane) -> Facts:

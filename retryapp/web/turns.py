@@ -1,6 +1,6 @@
-"""What pages wait for: commands, jobs, readings of topics. A few at a time, in threads of their own.
+"""Threads of the pages: some that compute, and others, a few at a time, for what waits: commands, jobs, topics.
 
-Those of the event loop read tables: were they taken by what waits for seconds, no list was answered.
+None is one of the event loop's: handlers may hold all of those.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
 
 from retryapp.web.errors import SOON, PageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_computing: Final = ThreadPoolExecutor(4, thread_name_prefix="answers")
+
+
+async def compute(call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+    """Call what reads tables or adds numbers up, in a thread: of hundreds of partitions it takes long."""
+    return await asyncio.get_running_loop().run_in_executor(_computing, partial(call, *args, **more))
 
 
 class Turns:

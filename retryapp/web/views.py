@@ -6,7 +6,6 @@ facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -31,6 +30,7 @@ from retryapp.web.page import Ask, Page
 from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question
 from retryapp.web.render import JSON, to_json
+from retryapp.web.turns import compute
 
 if TYPE_CHECKING:
     import faust
@@ -79,7 +79,7 @@ def listed(own: Callable[[Answers, Question, Sequence[PartitionInfo]], Awaitable
     async def list_own(answers: Answers, question: Question) -> Facts:
         info = answers.get_handler_or_404(question.main)
         listing = await own(answers, question, chosen_of(answers.view.partitions(info.main), question))
-        return await asyncio.to_thread(listing.model_dump)
+        return await compute(listing.model_dump)
 
     return list_own
 

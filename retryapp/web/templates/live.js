@@ -12,17 +12,26 @@
     }
     return found;
   };
-  const stops = () => [...document.querySelectorAll("main a, main button, main summary, main [tabindex]")];
+  const stops = () => {
+    const found = new Map();
+    for (const stop of document.querySelectorAll("main a, main button, main summary, main [tabindex]")) {
+      let name = `${stop.tagName} ${stop.getAttribute("href") ?? stop.textContent} ${stop.form?.getAttribute("action")} ${stop.name} ${stop.value}`;
+      while (found.has(name)) name += "+";
+      found.set(name, stop);
+    }
+    return found;
+  };
   const put = (page) => {
     const before = fields();
     const focus = document.activeElement;
-    const written = [...before].find(([, field]) => field === focus)?.[0];
-    const at = stops().indexOf(focus);
+    const named = (found) => [...found].find(([, each]) => each === focus)?.[0];
+    const written = named(before);
+    const stop = named(stops());
     const range = [focus.selectionStart, focus.selectionEnd];
     for (const part of ["main", "header .side"]) document.querySelector(part).replaceWith(page.querySelector(part));
     const after = fields();
     for (const [name, field] of after) if (before.has(name)) field[state(field)] = before.get(name)[state(field)];
-    const next = written ? after.get(written) : stops()[at];
+    const next = written ? after.get(written) : stops().get(stop); // never another one in its place
     next?.focus({ preventScroll: true });
     if (next?.type === "text") next.setSelectionRange(...range);
   };
