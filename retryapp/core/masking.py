@@ -139,7 +139,7 @@ def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]
 
 
 def _bytes_quoted(text: str) -> str:
-    return repr(text.encode())[1:]
+    return repr(text.encode("utf-8", "surrogatepass"))[1:]  # JSON may have half a pair
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from retryapp.core.text import counted
 
 DIGEST_CHARS: Final = 12
 
-_MOST_JITTER: Final = 1 - 2**-53
-"""The random number that shortens a delay most."""
 _TEXT_FIELDS: Final = ("hot", "max_elapsed", "timeout")
 
 Rules = Rule | Iterable[Any]
@@ -70,7 +68,7 @@ class RetryPolicy:
             max_attempts: deliveries in all. May be left out: one more than the longest schedule has delays. If no rule
                 has a schedule of its own it must be just that. None with an endless schedule.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
-                ``expired``; None: no deadline. Not shorter than the first delay.
+                ``expired``; None: no deadline.
             on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)``, ``pausing(...)`` and
                 ``http_errors()``, ordered, first match wins.
             otherwise: the class of errors that no rule names, ``"retryable"`` or ``"non-retryable"``.
@@ -90,10 +88,6 @@ class RetryPolicy:
         for rule in rules:
             if rule.hot is not None:
                 _hot(rule.hot, self.timeout_ms)
-        first_ms = min(each.delay_ms(1, _MOST_JITTER) for each in self.schedules)
-        if self.max_elapsed_ms is not None and self.max_elapsed_ms < first_ms:
-            problem = f"the first delay of {format_duration_ms(first_ms)} is longer: no record would be tried again"
-            raise InvalidPolicyError("max_elapsed", max_elapsed, problem)
 
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:

@@ -42,10 +42,10 @@ rules = st.lists(
 
 @st.composite
 def policies(draw: st.DrawFn) -> RetryPolicy:
-    schedule, elapsed = draw(schedules), draw(st.none() | lengths)
+    elapsed = draw(st.none() | lengths)
     return RetryPolicy(
-        schedule,
-        max_elapsed=None if elapsed is None else timedelta(milliseconds=max(elapsed, schedule.nominal_ms(1))),
+        draw(schedules),
+        max_elapsed=None if elapsed is None else timedelta(milliseconds=elapsed),
         on=draw(rules),
         timeout=timedelta(milliseconds=draw(lengths)),
     )

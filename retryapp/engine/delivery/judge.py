@@ -62,6 +62,7 @@ def judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
             warn_once("retryapp.circuit_unknown", f"circuit {failure.circuit}", text)
             return replace(failure, circuit="")
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
+        facts["text_of"] = plain_text  # it has no value of a record, and masking may be what fails
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
     return failure
 

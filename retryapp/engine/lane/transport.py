@@ -341,15 +341,10 @@ class LaneProtocol(ABC):
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
         for dlq in self.place.dlqs:
-            open_dead = partial(self.open_dead, dlq)
             self._dead_keepers[dlq.topic] = DeadLetterKeeper(
-                self.place.name,
-                open_dead,
-                dlq=dlq,
-                reader=self.reader,
-                clock=self.clock,
+                self.place.name, partial(self.open_dead, dlq), dlq=dlq, reader=self.reader, clock=self.clock,
                 shared=self.shared.get(dlq.topic),
-            )
+            )  # fmt: skip
         self._released.set()
 
     async def _learn_time(self) -> None:

@@ -52,7 +52,7 @@ class Turn:
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
     undelivered: bool = False
-    """It settles a record that its handler did not get, nor gets if it is read again: a duplicate, a copy, a mark."""
+    """It settles what is no record of the handler, whenever it is read: a copy, or the mark of a letter."""
     held: bool = False
     """It settles a first delivery that has not begun, or that waits for a release: its record waits in a row."""
     hurried: bool = False

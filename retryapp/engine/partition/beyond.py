@@ -8,10 +8,10 @@
 4. A record that comes again while its row waits goes ahead at once, with nothing but its note: once the row has ended,
    only that says that the record is not to run. In an ordered handler the row begins behind it.
 
-What does not fit into the note waits for the offset. So does what is not delivered, as a duplicate (its first record
-may be the one that runs), and what could not be read: read again, it may be another range of offsets.
+What does not fit into the note waits for the offset. So do copies and marks, which are no records, and what could not
+be read: read again, it may be another range of offsets.
 
-A note cannot tell a record that its handler skipped from one that succeeded: after a crash it is counted as that.
+A note cannot tell a record that was skipped from one that succeeded: after a crash it is counted as that.
 """
 
 from __future__ import annotations

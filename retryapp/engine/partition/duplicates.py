@@ -2,8 +2,8 @@
 
 1. The first record of an event id is in the table, or still in flight; another record with that id is a duplicate. The
    record that the table names is none: it is read again after a crash.
-2. A duplicate is settled at once, by a turn with a `skipped` event. The window (`progress`) holds that turn back
-   until everything before it has an outcome: if the first record's is lost, both are read again.
+2. A duplicate is settled at once, by a turn with a `skipped` event, as a record that its handler has skipped. Where the
+   first one still runs, that goes ahead with a note (`beyond`): after a crash the first one alone is read again.
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row to the table's changelog: one
    transaction with the offset, or with the note that the record is settled beyond it.
 """
@@ -135,6 +135,5 @@ def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms
         record,
         publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         skipped=True,
-        undelivered=True,
         observations=(observed(Event.SKIPPED, handler.main, record, failure_id=identity, reason=event.why),),
     )

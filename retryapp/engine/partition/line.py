@@ -1,8 +1,9 @@
-"""One sequence of a partition: its records without a final outcome."""
+"""One sequence of a partition: its records without a final outcome; and the first of some rows."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from retryapp.core.row_keys import origin_offset
 from retryapp.engine.delivery.run import Run
@@ -31,3 +32,15 @@ class Line:
     def head(self) -> str:
         """The record that others wait for, for people."""
         return f"offset {origin_offset(self.rows[0])}"
+
+
+def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Return the first rows, `limit` at most; only the last one may bring their values to `max_bytes`."""
+    found: list[tuple[bytes, bytes]] = []
+    if limit > 0:
+        for row in rows:
+            found.append(row)
+            max_bytes -= len(row[1])
+            if len(found) >= limit or max_bytes <= 0:
+                break
+    return found

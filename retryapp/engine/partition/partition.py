@@ -234,7 +234,8 @@ class PartitionEngine(RunOwner):
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
             held = self.context.alone.still and self._keeps_still(run)
-            held = held or ((pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run)))
+            paced = (pace := self.context.pace).gated and (pace.going.is_set() or not _is_decided(run))
+            held = held or (paced and (self._sends_back(run) or pace.holds(run)))
             held = held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
             if held:
                 self._free(run)
@@ -312,3 +313,8 @@ class PartitionEngine(RunOwner):
         """Take note of turns that are applied."""
         if self.session is not None:
             self.session.applied(turns)
+
+
+def _is_decided(run: Run) -> bool:
+    """Tell whether a command has cancelled or held a claim that has not begun: its handler is not called."""
+    return run.claim is not None and (run.claim.cancelled or run.claim.on_hold is not None)

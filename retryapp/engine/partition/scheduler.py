@@ -18,7 +18,8 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.row_keys import HELD_ROWS, IDENTITY_AT, MOST_QUEUES, parse_row_key, queue_in, queue_of
 from retryapp.core.rows import ALONE, CANCELLED, SENT, TOKEN, PendingRow, damaged_row, decode_row, is_held, row_due_ms
 from retryapp.engine.delivery.run import Claim, DeliveryContext
-from retryapp.engine.partition.sequences import Sequences, up_to
+from retryapp.engine.partition.line import up_to
+from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable
 
 CLAIM_LIMIT = 200

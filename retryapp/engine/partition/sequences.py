@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
@@ -37,7 +37,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
-from retryapp.engine.partition.line import Line
+from retryapp.engine.partition.line import Line, up_to
 from retryapp.engine.partition.stops import BESIDE_ROW_BYTES, stop
 from retryapp.engine.partition.unread import Unread
 from retryapp.ports import Event, PendingTable, Row
@@ -48,18 +48,6 @@ _LOAD_ROWS: Final = 500
 _TIME: Final = RETRY_ORIGIN_TIMESTAMP_MS.encode()
 _KEY_BYTES: Final = 32
 """Longer keys are named by their hash."""
-
-
-def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
-    """Return the first rows, `limit` at most; only the last one may bring their values to `max_bytes`."""
-    found: list[tuple[bytes, bytes]] = []
-    if limit > 0:
-        for row in rows:
-            found.append(row)
-            max_bytes -= len(row[1])
-            if len(found) >= limit or max_bytes <= 0:
-                break
-    return found
 
 
 class Sequences:
@@ -181,8 +169,8 @@ class Sequences:
 
     @property
     def has_early(self) -> bool:
-        """Whether rows wait until `pass_to` lets them run."""
-        return bool(self._early)
+        """Whether something waits until `handed_over`, or `pass_to`, lets it run."""
+        return bool(self._early or self._owed)
 
     def read_to(self, position: int) -> None:
         """Note that the main topic is read up to a position, past transaction markers too."""
@@ -390,11 +378,6 @@ class Sequences:
         else:
             self.advance(name)
         return before_row
-
-    @property
-    def owes(self) -> bool:
-        """Whether sequences wait until `handed_over` lets them go on."""
-        return bool(self._owed)
 
     def handed_over(self, position: int) -> None:
         """Let sequences go on whose heads are before a position: no outcome there waits for the offset."""

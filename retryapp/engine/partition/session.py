@@ -287,7 +287,7 @@ class Session:
     def _let_rows_go(self, sequences: Sequences) -> None:
         """Have rows run whose records are read, but not behind an outcome that waits: theirs would overtake it."""
         sequences.read_to(self._read_to)
-        waits_from = self.window.waits_from(may_be_overtaken) if sequences.has_early or sequences.owes else None
+        waits_from = self.window.waits_from(may_be_overtaken) if sequences.has_early else None
         position = self._read_to if waits_from is None else min(waits_from, self._read_to)
         sequences.handed_over(position)
         sequences.pass_to(position)

@@ -59,6 +59,7 @@ def test_a_text_is_freed_of_masked_values() -> None:
     name = "José of Ann".encode()
     assert freed(f"name {name} of her", (("X-Token", name),), None) == "name b'***' of her"
     assert freed(text, (), b"\xff") == text
+    assert freed("half of \ud83d, a pair", (), b'{"card": "of \\ud83d, a"}') == "half *** pair"
     assert freed(text, (), b"[" * 100_000) == text
     assert freed("no card 4111-22", (), b"\xff", b'{"card": "4111-22"}') == "no card ***"
 

@@ -116,15 +116,6 @@ def test_attempts_follow_the_longest_schedule_unless_bounded() -> None:
     assert RetryPolicy("1m*2", on=rule).delays_ms == (1_000, 60_000)
 
 
-def test_a_deadline_before_the_first_delay_is_refused() -> None:
-    """No record would be tried again; jitter, or a rule's own schedule, may have a shorter one."""
-    with pytest.raises(InvalidPolicyError, match="max_elapsed='30m': the first delay of 1h is longer"):
-        RetryPolicy("1h*3", max_elapsed="30m")
-    RetryPolicy("1h*3", max_elapsed="1h")
-    RetryPolicy("exp(1h, x2, jitter=0.5, 3)", max_elapsed="31m")
-    RetryPolicy("1h*3", max_elapsed="30m", on=retryable(TimeoutError, schedule="1m"))
-
-
 def test_a_policy_without_rules_is_read_from_its_text() -> None:
     """As a handler takes it."""
     for text in ("5m*2 30m", "30s*5", "exp(1s, x2, cap=10m, 8); max_elapsed=1d;timeout=30s"):

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from doubles import events_of
+from doubles import events_of, pass_time
 
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
 from retryapp.core.lifecycle import Skipped
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.recovery import recover_seen
 from retryapp.ports import Event, TopicPartition, TopicReader
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -51,6 +52,31 @@ async def send(orders: MemoryPartition, *told: tuple[bytes, str | None]) -> None
 def skipped(orders: MemoryPartition) -> list[tuple[str, int]]:
     """Return what the events topic tells of duplicates: the record, and the offset of the first."""
     return [(event.origin, event.first_offset) for event in events_of(orders, Skipped)]
+
+
+async def test_a_duplicate_never_runs_behind_a_later_record_of_its_key() -> None:
+    """Once its window is over it is no duplicate any more; by then a note says that it is settled."""
+    service = Service()
+    options: dict[str, Any] = {"deduplicate": Deduplicate("header:event-id", window="60s"), "order": Order.KEY}
+    async with partition(service, concurrency=3, **options) as orders:
+
+        async def sent(value: bytes, key: bytes, event: bytes) -> None:
+            await orders.send(value, key=key, headers=(("event-id", event),))
+
+        await sent(b"old", b"a", b"e1")
+        await orders.advance(59_000)
+        service.gate = asyncio.Event()
+        await sent(b"long", b"b", b"e2")
+        await sent(b"old", b"a", b"e1")
+        service.gate, gate = None, service.gate
+        await sent(b"new", b"a", b"e3")
+        await pass_time(orders, 600, 100)
+        transport = orders.transport
+    transport.clock.advance(60_000)
+    gate.set()
+    async with partition(service, concurrency=3, transport=transport, **options) as orders:
+        await orders.settle()
+        assert service.seen == [b"old", b"long", b"new", b"long"]
 
 
 async def test_a_duplicate_is_skipped_and_told() -> None:

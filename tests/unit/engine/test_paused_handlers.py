@@ -194,6 +194,19 @@ async def test_a_row_that_was_claimed_before_the_pause_waits_in_the_table(
         assert calls.begun[3:].count(b"two") == runs
 
 
+async def test_a_record_that_is_cancelled_as_it_waits_for_a_runner_is_dead_in_the_pause() -> None:
+    """Its handler is not called, so it need not wait for the resume."""
+    async with serving(Calls(), "1s*3", b"one", concurrency=1) as (orders, calls):
+        await orders.send(b"two", key=b"b")
+        calls.gate = asyncio.Event()
+        await orders.advance(1_000)
+        await tell(orders, HandlerVerb.PAUSE)
+        assert (await orders.command("cancel", 1))["refused"] is None
+        calls.gate.set()
+        await orders.settle()
+        assert [(letter.origin.offset, letter.reason) for letter in orders.dead_letters] == [(1, "cancelled")]
+
+
 async def test_paused_twice_is_paused_once() -> None:
     async with serving(Calls(), "1h*3") as (orders, calls):
         await tell(orders, HandlerVerb.RESUME)

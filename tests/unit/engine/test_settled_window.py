@@ -40,10 +40,10 @@ def test_what_could_not_be_read_waits_for_the_offset() -> None:
         ({"skipped": True, "undelivered": True}, [7]),
         ({"observations": (Observation(event=Event.DAMAGED, handler=MAIN.topic),)}, []),
     ],
-    ids=["skipped", "a duplicate", "unreadable"],
+    ids=["skipped", "a copy", "unreadable"],
 )
 def test_in_an_order_nothing_goes_ahead_of_what_may_run_again(first: dict[str, Any], ahead: list[int]) -> None:
-    """A duplicate does not; and what its handler has skipped goes ahead itself, as any other outcome."""
+    """A copy does not. What was skipped goes ahead itself, as any other outcome: read later, it may be no duplicate."""
     window: OffsetWindow[Outcome | Settled] = OffsetWindow()
     for offset in (5, 6, 7):
         window.add(offset)
