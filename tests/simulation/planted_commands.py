@@ -135,6 +135,14 @@ def _not_held(self: Pace, run: Any) -> bool:
 _holds = Pace.holds
 
 
+def _not_sent_back(self: Pace, run: Any) -> bool:
+    """The same of rows that were claimed."""
+    return False if self.paused else _sends_back(self, run)
+
+
+_sends_back = Pace.sends_back
+
+
 def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
@@ -284,13 +292,17 @@ COMMANDS: Final = (
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
     ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_128),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
-    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
+    (
+        "a paused handler begins what it has taken in",
+        ((Pace, "holds", _not_held), (Pace, "sends_back", _not_sent_back)),
+        1_000_520,
+    ),
     ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_258),
     ("claim before control", ((Session, "_commanded", _not_obeyed_yet),), 1_000_005),
     ("delivery reset by replay", ((letter_commands, "replayed", _numbered_anew),), 1_000_000),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
-    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),
+    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_030),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_166),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_058),
