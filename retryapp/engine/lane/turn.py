@@ -43,7 +43,7 @@ class Turn:
     observations: tuple[Observation, ...] = ()
     """Reported once the turn is durable."""
     settles: int = 1
-    """Number of records that it settles, if it has a source."""
+    """Number of records that it settles, if it has a source; 0: a copy, or the mark of a letter."""
     fine: bool = False
     """It settles first deliveries that succeeded: one that has published something, or several."""
     tally: Tally | None = None
@@ -51,8 +51,8 @@ class Turn:
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
-    undelivered: bool = False
-    """It settles what is no record of the handler, whenever it is read: a copy, or the mark of a letter."""
+    provisional: bool = False
+    """Read again, its record may come to something else: it waits for the offset (`engine.partition.beyond`)."""
     held: bool = False
     """It settles a first delivery that has not begun, or that waits for a release: its record waits in a row."""
     hurried: bool = False

@@ -8,8 +8,8 @@
 4. A record that comes again while its row waits goes ahead at once, with nothing but its note: once the row has ended,
    only that says that the record is not to run. In an ordered handler the row begins behind it.
 
-What does not fit into the note waits for the offset. So do copies and marks, which are no records, and what could not
-be read: read again, it may be another range of offsets.
+What does not fit into the note waits for the offset. So do copies and marks, which are no records; a duplicate whose
+first record still runs; and what could not be read: read again, it may be another range of offsets.
 
 A note cannot tell a record that was skipped from one that succeeded: after a crash it is counted as that.
 """
@@ -80,7 +80,7 @@ class Beyond:
         def look(offset: int, outcome: Outcome | Settled) -> None:
             nonlocal stopped
             fine = _fine(offset, outcome)
-            stopped = stopped or (self._ordered and fine is None and may_be_overtaken(outcome))
+            stopped = stopped or (self._ordered and fine is None and may_run_again(outcome))
             if fine is not None and not stopped:
                 waiting[offset] = fine
 
@@ -130,16 +130,16 @@ def _fine(offset: int, outcome: Outcome | Settled) -> bool | None:
     """Return whether a record succeeded, or was skipped; None where it waits for the offset."""
     if isinstance(outcome, int):
         return True if outcome == offset + 1 else None
-    if isinstance(outcome, Settled) or outcome.undelivered:
+    if isinstance(outcome, Settled) or outcome.provisional or not outcome.settles:
         return None
     if any(seen.event is Event.DAMAGED for seen in outcome.observations):
         return None
     return outcome.fine or outcome.skipped
 
 
-def may_be_overtaken(outcome: Outcome | Settled) -> bool:
-    """Tell whether a record whose outcome waits for the offset may run again after a crash."""
-    return not (isinstance(outcome, Turn) and outcome.undelivered)
+def may_run_again(outcome: Outcome | Settled) -> bool:
+    """Tell whether what has this outcome may run after a crash, if the outcome was not durable: a copy never does."""
+    return not isinstance(outcome, Turn) or outcome.settles > 0
 
 
 def in_order(main: TopicPartition, outcomes: Iterable[Outcome | Settled]) -> Iterator[Turn]:

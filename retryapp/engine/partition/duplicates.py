@@ -2,8 +2,8 @@
 
 1. The first record of an event id is in the table, or still in flight; another record with that id is a duplicate. The
    record that the table names is none: it is read again after a crash.
-2. A duplicate is settled at once, by a turn with a `skipped` event, as a record that its handler has skipped. Where the
-   first one still runs, that goes ahead with a note (`beyond`): after a crash the first one alone is read again.
+2. A duplicate is settled at once, by a turn with a `skipped` event. While the first record is in flight that turn waits
+   for the offset: if the first one's outcome is lost, both are read again. Later it goes as any other (`beyond`).
 3. The turn that settles a first delivery, whatever its outcome, also publishes the row to the table's changelog: one
    transaction with the offset, or with the note that the record is settled beyond it.
 """
@@ -52,12 +52,13 @@ class Duplicates:
         if identity is None:
             return None
         first_offset = self._under_way.get(identity)
+        in_flight = first_offset is not None
         if first_offset is None:
             found = self._table.find(identity)
             if found is not None and found.expires_ms > now_ms:
                 first_offset = found.origin_offset
         if first_offset is not None and first_offset != record.offset:
-            return _skipped(self._context, record, first_offset, now_ms)
+            return _skipped(self._context, record, first_offset, now_ms, provisional=in_flight)
         self._under_way[identity] = record.offset
         self._open[record.offset] = identity
         return None
@@ -119,7 +120,7 @@ def begin_duplicates(context: DeliveryContext, seen: SeenTable | None, partition
     return Duplicates(handler.deduplicate, context, seen, TopicPartition(handler.topology.seen_changelog, partition))
 
 
-def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms: int) -> Turn:
+def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms: int, *, provisional: bool) -> Turn:
     handler = context.handler
     origin = Origin(handler.main, context.topic_id, record.partition, record.offset)
     identity = failure_id(handler.group, origin)
@@ -135,5 +136,6 @@ def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms
         record,
         publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
         skipped=True,
+        provisional=provisional,
         observations=(observed(Event.SKIPPED, handler.main, record, failure_id=identity, reason=event.why),),
     )

@@ -124,9 +124,7 @@ class Redelivery:
 
 def passed(copy: Record) -> Turn:
     """Return the turn that settles a copy, of whatever group: it is no record, so it is not counted as received."""
-    return settling(
-        copy, settles=0, skipped=True, undelivered=True, observations=(observed(Event.COPY, copy.topic, copy),)
-    )
+    return settling(copy, settles=0, skipped=True, observations=(observed(Event.COPY, copy.topic, copy),))
 
 
 def begin_redelivery(

@@ -26,7 +26,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, settling
-from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order, may_be_overtaken
+from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order, may_run_again
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.duplicates import begin_duplicates
@@ -242,8 +242,7 @@ class Session:
                 ahead = at_once = True
                 continue
             if self._is_of_letters and is_mark(record.headers):
-                mark = settling(record, settles=0, skipped=True, undelivered=True)  # what became of a letter
-                window.finish(record.offset, mark)
+                window.finish(record.offset, settling(record, settles=0, skipped=True))  # what became of a letter
                 at_once = True
                 continue
             if record.headers and is_copy(record.topic, record.partition, record.headers):
@@ -287,7 +286,7 @@ class Session:
     def _let_rows_go(self, sequences: Sequences) -> None:
         """Have rows run whose records are read, but not behind an outcome that waits: theirs would overtake it."""
         sequences.read_to(self._read_to)
-        waits_from = self.window.waits_from(may_be_overtaken) if sequences.has_early else None
+        waits_from = self.window.waits_from(may_run_again) if sequences.has_early else None
         position = self._read_to if waits_from is None else min(waits_from, self._read_to)
         sequences.handed_over(position)
         sequences.pass_to(position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, pass_time, reopen, serving
@@ -14,7 +15,8 @@ from retryapp.core.marks import parse_tally, split_note
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
 from retryapp.core.settled import decode_settled
-from retryapp.core.verdicts import Reject
+from retryapp.core.verdicts import Reject, Skip
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import LaneLimits
 from retryapp.engine.partition.beyond import LOOK_S
 from retryapp.ports import Event, TopicPartition
@@ -276,7 +278,7 @@ async def test_a_dead_letter_and_a_result_are_visible_before_the_hung_record_end
 
 
 async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled() -> None:
-    """With it, in one transaction; so is its duplicate, in this life and the next one."""
+    """With it, in one transaction. A duplicate from before that waits for the offset; in the next life it does not."""
     gate = Gate()
     options = {"deduplicate": Deduplicate("header:event-id", window="1h"), "concurrency": 3}
 
@@ -288,17 +290,43 @@ async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled(
         await send(orders, b"hung", b"fine", b"fine again")
         gate.let(b"fine")
         await looks(orders)
-        assert noted(orders.transport) == {1: True, 2: True}
+        assert noted(orders.transport) == {1: True}
         assert len(orders.records("app.orders.seen.changelog")) == 1
     async with serving(Gate(), HUNG, transport=orders.transport, **options) as (orders, gate):
         await send(orders, b"fine at last")
         assert gate.started == [b"hung"]
-        assert len(orders.records(EVENTS)) == 1, "that of the first duplicate"
+        assert orders.records(EVENTS) == []
+        await looks(orders)
+        assert (noted(orders.transport), len(orders.records(EVENTS))) == ({1: True, 2: True, 3: True}, 2)
         gate.let(b"hung")
         await looks(orders)
         assert len(orders.records(EVENTS)) == 2
         assert len(orders.records("app.orders.seen.changelog")) == 2
         assert orders.transport.offsets[MAIN] == 4
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_kill_in_the_commit_of_a_skipped_record_loses_nothing_and_changes_no_order(
+    order: Order, *, durable: bool
+) -> None:
+    """It goes ahead of the one that hangs, and the later one of its key goes with it or behind it."""
+    options: dict[str, Any] = {"concurrency": 3, "order": order, "limits": LaneLimits(turns=1)}
+    async with serving(Gate(), HUNG, b"hung", key=b"a", **options) as (orders, gate):
+        transport = orders.transport
+        await orders.send(b"skipped", b"later", key=b"b")
+        await gate.end(orders, b"skipped", Skip("not ours"))
+        await gate.end(orders, b"later")
+        dying = transport.pause(Step.COMMIT, durable=durable)
+        for _ in range(3):
+            await orders.advance(LOOK_MS)
+        assert dying.reached
+    async with serving(Gate(), HUNG, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done[0] == b"hung"
+        assert gate.started == [b"hung", *([b"skipped"] * (not durable)), b"later"]
+        assert transport.offsets[MAIN] == 3
 
 
 async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:

@@ -97,7 +97,7 @@ async def test_a_duplicate_beside_the_first_waits_for_its_outcome() -> None:
     service.gate = asyncio.Event()
     async with partition(service, concurrency=4) as orders:
         await send(orders, (b"a", "e1"), (b"a again", "e1"), (b"b", "e2"))
-        await orders.advance(1_000)
+        await pass_time(orders, 1_000, 100)
         assert service.seen == [b"a", b"b"]
         assert skipped(orders) == []
         assert orders.transport.offsets[orders.engine.sources[0]] == 0

@@ -25,7 +25,7 @@ def test_what_could_not_be_read_waits_for_the_offset() -> None:
         window.add(offset)
     window.finish(6, Turn(source=MAIN, next_offset=8, observations=damaged))
     window.finish(8, 9)
-    window.finish(9, Turn(source=MAIN, next_offset=10, skipped=True, undelivered=True))
+    window.finish(9, Turn(source=MAIN, next_offset=10, skipped=True, provisional=True))
     (turn,) = beyond.turns(window)
     assert (turn.beyond, turn.floor, turn.moves_to, window.waiting) == ({8: True}, 8, 0, 2)
     window.finish(5, 6)
@@ -37,10 +37,11 @@ def test_what_could_not_be_read_waits_for_the_offset() -> None:
     ("first", "ahead"),
     [
         ({"skipped": True}, [6, 7]),
-        ({"skipped": True, "undelivered": True}, [7]),
+        ({"skipped": True, "settles": 0}, [7]),
+        ({"skipped": True, "provisional": True}, []),
         ({"observations": (Observation(event=Event.DAMAGED, handler=MAIN.topic),)}, []),
     ],
-    ids=["skipped", "a copy", "unreadable"],
+    ids=["skipped", "a copy", "a duplicate of what runs", "unreadable"],
 )
 def test_in_an_order_nothing_goes_ahead_of_what_may_run_again(first: dict[str, Any], ahead: list[int]) -> None:
     """A copy does not. What was skipped goes ahead itself, as any other outcome: read later, it may be no duplicate."""
