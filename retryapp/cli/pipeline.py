@@ -238,8 +238,8 @@ def archived_text(result: Archived) -> str:
         f"{', then interrupted: a rerun continues' if result.interrupted else ''}"
     ]
     for gap in result.gaps:
-        if gap.from_offset is None:
-            what = f"is shorter than what was archived: what gets offsets below {gap.to_offset or 0:,} is not read"
+        if gap.from_offset is None:  # the topic was cut off
+            what = f"is shorter than the archive: new records below offset {gap.to_offset or 0:,} are not read"
             lines.append(f"  {gap.life.topic}[{gap.partition}] {what}")
             continue
         upto = "an unknown offset" if gap.to_offset is None else f"{gap.to_offset:,}"

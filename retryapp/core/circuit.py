@@ -323,7 +323,7 @@ class Circuit:
             self._slots.pop(place, None)
 
     def pause(self, now_ms: float) -> None:
-        """Note that its partition goes, or is paused: until `resume` nobody probes, and `max_open` counts no time."""
+        """Note that its partition leaves or is paused: until `resume` nothing probes, and `max_open` stands still."""
         if self._ended_ms is None:
             self._ended_ms = now_ms
 

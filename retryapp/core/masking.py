@@ -1,4 +1,4 @@
-"""Parts of records that nobody sees: headers by name, and fields of JSON keys and values by pointer (RFC 6901).
+"""Parts of records that are not shown: headers by name, and fields of JSON keys and values by pointer (RFC 6901).
 
 Pages and the API show ``***`` in their place. Messages and tracebacks of errors are freed of their values when a record
 fails, before these are logged or published. The record itself stays as it is.

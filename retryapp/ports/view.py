@@ -24,7 +24,7 @@ class HandlerInfo:
     function: str
     policy: str
     schedule: str
-    """That of the policy, as text; ``policy`` names its rules, too, which no text can say."""
+    """The policy's schedule as text. ``policy`` names rules too, so it cannot be read back."""
     max_attempts: int | None
     policy_digest: str
     tiers: str

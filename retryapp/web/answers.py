@@ -231,8 +231,8 @@ class Answers:
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         total = None if question.marked or question.is_narrow else total
-        of = None  # a page looks at marked letters too, which no table counts
-        return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
+        # of how many is not known: a page looks at marked letters too, which no table counts
+        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": reasons}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""
@@ -278,8 +278,8 @@ class Answers:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
         group, cause = await self._everywhere(question.main, infos), question.wanted.cause
         chosen = chosen_of(group.partitions, question)
-        known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
-        numbers = [getattr(item, name) if now else None for item, now in zip(chosen, known, strict=True)]
+        is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
+        numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]
         causes = group.waiting if name == "pending" else group.causes
         about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:

@@ -68,11 +68,11 @@ def by_interval(rollup: DataFrame, named: Collection[str]) -> list[Row]:
 
 
 def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) -> list[Row]:
-    """Leave out first deliveries of times that workers have not counted: of these only the failures are known.
+    """Leave out first deliveries of times that workers have not counted: only failures are known of those times.
 
-    ``rows`` are those of ``by_interval``. Time is counted from a handler's first range on, until the last one of the
-    partition that lags most. One that was counted up to the cut does not lag, however long it has been idle; one that
-    is far behind the others, as its lane is closed, tells nothing of them.
+    ``rows`` are those of ``by_interval``. A handler's time is counted from its first range to the last range of the
+    partition that lags most. A partition that was counted up to the cut does not lag, however long it has been idle.
+    One that is far behind the others is left out: its lane is closed.
     """
     begins, lags = dict[tuple[str, str], int](), defaultdict[tuple[str, str], list[int]](list)
     for row in ledger:
@@ -82,11 +82,11 @@ def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) 
             if row["to_offset"] < row["cut_offset"]:
                 lags[handler].append(row["to_ms"])
 
+    ends = {handler: min(each for each in told if each >= max(told) - _FAR_MS) for handler, told in lags.items()}
+
     def is_counted(row: Row) -> bool:
         handler, end_ms = (row["group"], row["main"]), row["bin_ms"] + bin_ms
-        last_ms = max(lags[handler], default=end_ms)
-        until_ms = min((each for each in lags[handler] if each >= last_ms - _FAR_MS), default=end_ms)
-        return handler in begins and begins[handler] < end_ms <= until_ms
+        return handler in begins and begins[handler] < end_ms <= ends.get(handler, end_ms)
 
     return list(filter(is_counted, rows))
 

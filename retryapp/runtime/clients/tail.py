@@ -5,7 +5,7 @@
 * Readers take turns: a reader lets go after a slice if others wait. Background readings queue among themselves first:
   an opening lane waits for one slice of them at most.
 * A consumer is dropped after any error, time-out or cancellation: its state is unknown. The next use makes a new one.
-  The first of the three, which has no position, is kept as long as it answers somebody.
+  The one for questions has no position: it is kept as long as it answers any of them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) ->
     """
     try:
         await _ask(consumer, questions)
-    except Exception as exc:  # noqa: BLE001 - each is told of its own
+    except Exception as exc:  # noqa: BLE001 - each question gets its own error
         left = _open(questions)
         if len(left) == 1:
             left[0].answer.set_exception(exc)
@@ -197,7 +197,7 @@ class TailReader(TopicReader):
     @override
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         question = _Question(tps, asyncio.get_running_loop().create_future())
-        question.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait any more
+        question.answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # its asker may be gone
         self._questions.append(question)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_on(), name="bounds")
@@ -207,13 +207,13 @@ class TailReader(TopicReader):
             self._questions.remove(question)
 
     async def _ask_on(self) -> None:
-        """Ask for all that wait, until nobody does."""
+        """Answer questions until none is left."""
         while _open(self._questions):
             try:
                 async with self._asker.turn() as consumer:
                     if not await _answer(consumer, _open(self._questions)):
                         self._asker.drop()
-            except Exception as exc:  # noqa: BLE001 - no broker lets it in, as all are told who wait
+            except Exception as exc:  # noqa: BLE001 - no broker lets it in: each question gets that error
                 for each in _open(self._questions):
                     each.answer.set_exception(exc)
 
