@@ -66,6 +66,8 @@ class History:
         if plan.letters:
             self.judges[LETTERS] = Judge(plan.of_letters, LETTERS)
         self.first = self.judges["orders"]
+        for judge in self.judges.values():
+            judge.oracle.kills.all_stories = [each.oracle.stories for each in self.judges.values()]
         self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved

@@ -15,6 +15,8 @@ class Kills:
     def __init__(self, most: Callable[[int], int], stories: Mapping[Origin, Story], offsets: Offsets) -> None:
         self._most = most
         self._stories = stories
+        self.all_stories = [stories]
+        """Those of all handlers of a worker."""
         self._offsets = offsets
 
     def begun(self, origin: Origin, attempt: int, *, is_row: bool) -> None:
@@ -30,7 +32,8 @@ class Kills:
     def _killers(self) -> int:
         """Return how many records end their workers: each delays what is found of the others.
 
-        Also on other partitions: the group moves them, and a lane that is let go takes its mark back.
+        Also on other partitions, and of other handlers: the group moves them, and a lane that is let go takes its mark
+        back.
         """
-        scripts = (story.script for story in self._stories.values() if story.begun)
+        scripts = (story.script for stories in self.all_stories for story in stories.values() if story.begun)
         return sum(not {*"XK"}.isdisjoint(script) for script in scripts)

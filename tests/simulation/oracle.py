@@ -106,7 +106,7 @@ class Oracle:
         """Set where what is due again goes through the main topic."""
         self._endless = endless
         """Copies after the first one are without payload."""
-        self._kills = Kills(max_kills, self.stories, self.offsets)
+        self.kills = Kills(max_kills, self.stories, self.offsets)
         self._events: dict[str, Origin] = {}
         self.cut = 0
         """Failures of attempts whose second try would have been fine."""
@@ -181,7 +181,7 @@ class Oracle:
             self.repeated += 1
         story.seen.add((attempt, due_at_ms))
         story.begun[attempt] += 1
-        self._kills.begun(origin, attempt, is_row=due_at_ms is not None)
+        self.kills.begun(origin, attempt, is_row=due_at_ms is not None)
 
     def given_back(self, origin: Origin, attempt: int, due_at_ms: int | None) -> None:
         """A list has raised while its partition drains: its records have no outcome and run once more elsewhere."""
