@@ -46,6 +46,7 @@ class Pace:
         shares: int = 1,
         circuits: Mapping[str, Circuit] = {},
         places: Mapping[str, Places] = {},
+        gathers: int = 0,
     ) -> None:
         self._clock = clock
         self._random = random
@@ -62,6 +63,8 @@ class Pace:
         self.pauses: Pauses = {}
         """Begin and end of the last times when somebody had all wait, epoch milliseconds; or, by name, a circuit."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
+        self._gathers = gathers
+        """So many claims that have not begun wait for no runner: they gather in a list, or until their copies are read."""
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
         self._held: deque[Paced] = deque()
@@ -79,7 +82,11 @@ class Pace:
         circuits = handler.known_circuits.setdefault(partition, {})
         for name, breaker in handler.breakers.items():
             circuits.setdefault(name, Circuit(breaker))
-        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuits=circuits, places=handler.places)
+        gathers = 0 if handler.batch is None else handler.batch.size
+        if handler.through_main:
+            gathers = handler.max_in_flight
+        told: Any = {"circuits": circuits, "places": handler.places, "gathers": gathers}
+        return cls(clock, random, rate=handler.rate_limit, shares=shares, **told)
 
     @property
     def circuit(self) -> Circuit | None:
@@ -188,12 +195,14 @@ class Pace:
         """
         if self.paused:
             return 0
-        most = MANY
-        if self._bucket is not None and due:
-            most = self._bucket.room(self._now_ms())
+        most = self._rate_room(self._bucket, waiting) if due else MANY
         if self.circuit is not None and not self.circuit.closed:
-            most = min(most, self.circuit.permits(self._now_ms()))
-        return most if most == MANY else max(0, most - waiting)
+            most = min(most, self.circuit.permits(self._now_ms()) - waiting)
+        return max(0, most)
+
+    def _rate_room(self, bucket: LeakyBucket | None, waiting: int) -> int:
+        """Return how many a rate lets go: what waits for a runner is no store for a burst."""
+        return MANY if bucket is None else bucket.room(self._now_ms()) - max(0, waiting - self._gathers)
 
     def limits(self, waiting: Mapping[str, int], wake: Wake) -> dict[str, int]:
         """Return how many rows may be claimed of circuits with a limit now; `claimed` follows.
@@ -203,7 +212,7 @@ class Pace:
         limits, now_ms = dict[str, int](), self._now_ms()
         for name, gate in self.gates.items():
             most = MANY if gate.circuit.closed else gate.circuit.permits(now_ms) - waiting.get(name, 0)
-            most = most if gate.bucket is None else min(most, gate.bucket.room(now_ms))
+            most = min(most, self._rate_room(gate.bucket, waiting.get(name, 0)))
             if gate.places is not None:
                 gate.offered = gate.places.room(wake)
                 most = min(most, gate.offered)

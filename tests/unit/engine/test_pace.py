@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving, tell
 
+from retryapp import Unavailable
+from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerVerb
@@ -20,7 +22,7 @@ from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, ScriptedRandom
+from retryapp.testing import MemoryPartition, Script, ScriptedRandom
 from retryapp.testing.lane import Step
 
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
@@ -106,12 +108,20 @@ async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
         assert service.done == [b"a", b"b", b"c"]
 
 
-async def test_claims_that_no_runner_begins_are_no_store() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate_limit": parse_rate("10/s")},
+        {"circuits": {"ledger": CircuitBreaker(minimum_calls=1_000, rate_limit="10/s")}},
+    ],
+    ids=lambda options: "".join(options),
+)
+async def test_claims_that_no_runner_begins_are_no_store(options: dict[str, Any]) -> None:
     """While runners are busy the rate goes by; when they are free again there is no burst."""
-    async with serving(Gate(), "1s", concurrency=1, rate_limit=parse_rate("10/s")) as (orders, gate):
+    async with serving(Gate(), "1s", concurrency=1, **options) as (orders, gate):
         for n in range(30):
             await orders.send(b"%02d" % n)
-            await gate.end(orders, b"%02d" % n, BankDownError())
+            await gate.end(orders, b"%02d" % n, Unavailable("ledger"))
         gate.started.clear()
         await pass_time(orders, 5_000)
         assert gate.started == [b"00"]
@@ -119,8 +129,39 @@ async def test_claims_that_no_runner_begins_are_no_store() -> None:
         await orders.settle()
         assert len(gate.started) <= 3
         await pass_time(orders, 1_000)
-        assert len(gate.started) <= 13
+        assert 6 <= len(gate.started) <= 13
         await orders.to_rest()
+
+
+async def test_what_gathers_in_a_list_leaves_the_rate_to_others() -> None:
+    """It waits for no runner, but for the others."""
+    lists: list[int] = []
+
+    async def handle(values: list[bytes], deliveries: list[Delivery]) -> None:
+        lists.append(len(values))
+        if deliveries[0].attempt == 1:
+            raise BankDownError
+
+    options: Any = {"rate_limit": parse_rate("10/s"), "batch": Batch(100, "1s")}
+    async with serving(handle, "5s", *[b"a"] * 30, **options) as (orders, _):
+        await orders.advance(1_000)
+        await orders.advance(4_900)
+        lists.clear()
+        await pass_time(orders, 4_400, 50)
+        assert sum(lists) == 30
+        assert len(lists) <= 4
+
+
+async def test_what_waits_for_its_copy_leaves_the_rate_to_others() -> None:
+    """The rate acts before the copy is published, however long the main topic takes to be read."""
+    options: Any = {"rate_limit": parse_rate("10/s"), "through_main": True}
+    async with serving(Script("fail"), "1s", *[b"a"] * 30, **options) as (orders, script):
+        orders.engine.room = lambda _: 0  # type: ignore[method-assign]
+        await pass_time(orders, 2_050, 50)
+        assert 10 <= len(orders.records("orders")) - 30 <= 12
+        del orders.engine.room
+        await orders.to_rest()
+        assert len(script.calls) == 60
 
 
 async def test_no_more_retries_run_at_once_than_allowed() -> None:
