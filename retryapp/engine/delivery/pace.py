@@ -64,7 +64,7 @@ class Pace:
         """Begin and end of the last times when somebody had all wait, epoch milliseconds; or, by name, a circuit."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
         self._gathers = gathers
-        """So many claims that have not begun wait for no runner: they gather in a list, or until their copies are read."""
+        """So many claims that have not begun wait for no runner: they gather in a list, or their copies come first."""
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
         self._held: deque[Paced] = deque()
