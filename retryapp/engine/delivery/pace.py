@@ -1,10 +1,11 @@
 """What holds the deliveries of one handler and partition back: a rate limit, circuits, and a pause.
 
-Neither sleeps in a runner. Due rows that may not go yet stay in the table: the scheduler asks how many it may claim.
+Neither sleeps in a runner. Due rows that may not go yet stay in the table, or go back there if they were claimed before
+their circuit opened: the scheduler asks how many it may claim.
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
 While somebody has paused the handler, or forced its circuit open, nothing begins, and nothing is taken in.
-Named circuits hold back due rows that have failed because of them, and nothing else: such a row waits in the table, and
-one that was claimed goes back there. Of these, only so many run at once (`engine.handler.places`).
+Named circuits hold back due rows that have failed because of them, and nothing else. Of these, only so many run at once
+(`engine.handler.places`).
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -294,18 +295,22 @@ class Pace:
         return False
 
     def sends_back(self, run: Paced) -> bool:
-        """Tell whether a due row waits on in the table.
+        """Tell whether a due row waits on in the table, where commands about it do not wait for its run.
 
-        Nothing may begin, and commands do not wait for that; or its named circuit has opened since it was claimed; or
-        it has no place: it was held, or is the head of a sequence now.
+        Nothing may begin; or a circuit that it has to pass has opened since it was claimed; or it has no place: it was
+        held, or is the head of a sequence now.
         """
-        if run.claim is not None and run.on_end is None and not self.going.is_set():
-            return True
-        gate = self.gates.get(run.circuit) if run.circuit else None
-        if gate is None or run.claim is None:
+        if run.claim is None:
             return False
-        is_out = run.on_end is None and run not in gate.admitted and not gate.circuit.permits(self._now_ms())
-        return is_out or (gate.places is not None and not gate.places.take(run.claim))
+        shut = not self.going.is_set() or any(self._shuts(gate, run) for gate in self._gates_of(run))
+        if shut and run.on_end is None:
+            return True
+        places = self._places_of(run.claim)
+        return places is not None and not places.take(run.claim)
+
+    def _shuts(self, gate: Gate, run: Paced) -> bool:
+        """Tell whether a circuit keeps a run from beginning now."""
+        return run not in gate.admitted and not gate.circuit.permits(self._now_ms())
 
     def _gates_of(self, run: Paced) -> list[Gate]:
         """Return those that a run has to pass: the handler's own, and that of its row."""
