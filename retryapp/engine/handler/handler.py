@@ -297,9 +297,9 @@ class Handler:
         object.__setattr__(self, "timeout_s", self.policy.timeout_ms / 1000)
         object.__setattr__(self, "tries_in_place", self.policy.tries_in_place)
         object.__setattr__(self, "wants_delivery", self.takes_delivery or not self.is_async)
-        ordered = self.order is not Order.NONE
-        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency), ordered=ordered))
-        object.__setattr__(self, "threads", Threads(keep=2 * self.concurrency))
+        first, again, ordered = self.concurrency, self.max_concurrent or self.concurrency, self.order is not Order.NONE
+        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, first, again), ordered=ordered))
+        object.__setattr__(self, "threads", Threads(keep=first + again))
 
     @property
     def main(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from retryapp.core.text import counted
 
 MIN_ORPHANS: Final = 16
-"""Least limit whatever the `concurrency`: one record that hangs at every attempt must not stop the others."""
+"""Least limit however few run at once: one record that hangs at every attempt must not stop the others."""
 HUNG_S: Final = 60.0
 """How long after its time-out an orphan hangs; if it was given up after that, since then."""
 
@@ -26,7 +26,7 @@ class Orphans:
 
     def __init__(self, limit: int, *, ordered: bool = False) -> None:
         self.limit = limit
-        """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
+        """No new run begins while there are this many; runs that go on then may join them."""
         self.total = 0
         self.on_hung: Callable[[], None] = lambda: None
         """Called when as many as the limit hang; in an ordered handler, whenever one does."""

@@ -180,6 +180,18 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
         end.done() or end.cancel()
 
 
+@pytest.mark.parametrize(
+    ("options", "limit", "keep"),
+    [({}, MIN_ORPHANS, 2), ({"concurrency": 20}, 20, 40), ({"concurrency": 3, "max_concurrent": 40}, 40, 43)],
+)
+async def test_limits_are_for_first_deliveries_and_retries_together(
+    options: dict[str, Any], limit: int, keep: int
+) -> None:
+    """More of these may run at once, if the handler says so; each has a thread that stays for the next."""
+    handler = make_context(down, **options).handler
+    assert (handler.orphans.limit, handler.threads._keep) == (limit, keep)
+
+
 async def test_a_handler_that_stays_full_is_reported_once_with_its_records(clock: VirtualClock) -> None:
     """Not if one of its runs ends in time; the time counts from when it was full again."""
     reports: list[str | None] = []
