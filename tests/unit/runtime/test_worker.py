@@ -186,6 +186,16 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert local_address("nowhere.invalid:9092") is None
 
 
+@pytest.mark.parametrize(("bind", "host"), [("localhost", "localhost"), ("::1", "[::1]"), ("127.0.0.3", "127.0.0.3")])
+def test_a_worker_advertises_the_loopback_address_that_it_listens_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bind: str, host: str
+) -> None:
+    """Nothing listens on the address from which it reaches the broker."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    conf = settled(monkeypatch, tmp_path, web_bind=bind, broker="kafka://127.0.0.2:9092")
+    assert str(conf.canonical_url) == f"http://{host}:6070"
+
+
 def test_a_worker_without_pages_advertises_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The others' pages would ask it, show it as silent, and lead readers there. What the user has chosen stays."""
     names = {str(settled(monkeypatch, tmp_path, web_enabled=False).canonical_url) for _ in range(2)}
