@@ -30,6 +30,7 @@ from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
+from retryapp.runtime.machine.files import allow_open_files
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, in_url, local_address
 from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
@@ -56,6 +57,7 @@ class RetryWorker(Worker):
     _brief: BriefStart | None = None
 
     def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
+        allow_open_files()
         try:
             settings = load_settings()
             with warnings.catch_warnings():  # nothing has used these settings for anything yet
