@@ -21,7 +21,7 @@ from typing import Any, Final
 from retryapp.core.durations import Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
-from retryapp.core.traces import qualified_name
+from retryapp.core.traces import qualified_name, raised_in
 
 _ANSWERS: Final = frozenset(
     {
@@ -39,6 +39,7 @@ _SILENCE: Final = frozenset(
         "httpx._exceptions.TransportError",
         "requests.exceptions.ChunkedEncodingError",
         "requests.exceptions.ConnectionError",
+        "requests.exceptions.RetryError",
         "requests.exceptions.Timeout",
     }
 )
@@ -73,7 +74,7 @@ def is_final(_delivery: Any, error: BaseException) -> bool:
 def may_pass(_delivery: Any, error: BaseException) -> bool:
     """Tell whether a service could not be asked, or may answer otherwise later."""
     status = _status(error)
-    return _is_one_of(error, _SILENCE) if status is None else status in _LATER or 500 <= status <= 599
+    return _is_silence(error) if status is None else status in _LATER or 500 <= status <= 599
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,12 @@ def _wait_ms(text: str | None, now_ms: int) -> int | None:
         return max(0, round(aware.timestamp() * 1_000) - now_ms)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
+
+
+def _is_silence(error: BaseException) -> bool:
+    if type(error) is TimeoutError:  # what aiohttp raises after `ClientTimeout(total=...)`, five minutes by default
+        return (raised_in(error) or "").startswith("aiohttp.")
+    return _is_one_of(error, _SILENCE)
 
 
 def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,7 @@ def test_answers_are_sorted_by_status(library: str) -> None:
     [
         aiohttp.ClientConnectionError(), aiohttp.ServerTimeoutError(), aiohttp.ClientPayloadError(),
         requests.ConnectionError(), requests.ReadTimeout(), requests.exceptions.ChunkedEncodingError(),
+        requests.exceptions.RetryError(),
         httpx.ConnectTimeout(""), httpx.ReadError(""), httpx.RemoteProtocolError(""),
     ],
 )  # fmt: skip
@@ -64,6 +66,29 @@ def test_no_answer_is_retryable(error: Exception) -> None:
     for each in (error, wrapped):
         assert classify(each, policy.on, otherwise=policy.otherwise).reason_if_dead is None
     assert classify(RuntimeError(), policy.on, otherwise=policy.otherwise).reason_if_dead is DeadReason.NON_RETRYABLE
+
+
+@pytest.mark.parametrize("begins", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+async def test_a_whole_time_out_of_aiohttp_is_no_answer(begins: bytes) -> None:
+    """It raises Python's own `TimeoutError`, before the answer and in its body; one of the user's matches no rule."""
+
+    class Silent(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.write(begins)
+
+    async with await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.3)) as client:
+            with pytest.raises(TimeoutError) as silent:
+                await (await client.get(url)).read()
+            with pytest.raises(TimeoutError) as own:
+                async with asyncio.timeout(0.05):
+                    await (await client.get(url)).read()
+    rules = http_errors()
+    assert type(silent.value) is TimeoutError
+    assert classify(silent.value, rules).rule is rules[1]
+    assert classify(own.value, rules).rule is None
+    assert classify(TimeoutError(), rules).rule is None
 
 
 @LIBRARIES
