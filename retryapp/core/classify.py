@@ -80,6 +80,8 @@ class Failure:
     """The rule that decided; None: no rule did."""
     circuit: str = ""
     """Name of the circuit that counts it; empty: the handler's own."""
+    asked_by_handler: bool = False
+    """The wait is the handler's own: no circuit counts it."""
     deferred: bool = False
     """It is no failure: the record waits for its release, so long at most."""
 
@@ -139,11 +141,11 @@ def classify(
         elif error_class is ErrorClass.NON_RETRYABLE:
             reason = DeadReason.NON_RETRYABLE
         decisive = culprit or decisive
-    asked_ms = None
+    asked_ms, asked_by_handler = None, False
     if error_class is ErrorClass.RETRYABLE:
         waits = RetryLater | Defer if verdict is not None and verdict.whole else RetryLater
         if isinstance(said, waits):
-            asked_ms = said.wait_ms(now_ms)
+            asked_ms, asked_by_handler = said.wait_ms(now_ms), True
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
     circuit = "" if rule is None else rule.circuit
@@ -161,6 +163,7 @@ def classify(
         place=place_of(shown),
         rule=rule,
         circuit=circuit,
+        asked_by_handler=asked_by_handler,
         deferred=verdict is not None and verdict.whole and isinstance(verdict.error, Defer),
     )
 

@@ -1,14 +1,14 @@
 """Rules for errors of HTTP clients, told by their names and attributes: httpx, aiohttp, requests. None is imported.
 
-=======================================  ==========================================
+=======================================  ==========================================================
 answer                                   what it means
-=======================================  ==========================================
-429, 503                                 retryable, after ``Retry-After`` if it has one
+=======================================  ==========================================================
+429, 503                                 retryable, after ``Retry-After`` if it names a time to come
 5xx, 401, 403, 404, 408, 409, 425        retryable
 no answer (connection, time-out)         retryable
 400, 410, 422                            non-retryable
 any other                                no rule: the next one decides
-=======================================  ==========================================
+=======================================  ==========================================================
 """
 
 from __future__ import annotations
@@ -88,14 +88,12 @@ class RetryAfter:
         return f"retry_after<={format_duration_ms(self.cap_ms)}"
 
     def __call__(self, error: BaseException, now_ms: int) -> int | None:
-        """Return the wait in milliseconds, at most the cap; None where the answer names none that can be read."""
-        if _status(error) not in _MAY_SAY_WHEN:
-            return None
-        wait_ms = _wait_ms(_retry_after(error), now_ms)
-        return None if wait_ms is None else min(wait_ms, self.cap_ms)
+        """Return the wait in milliseconds, at most the cap; None where the answer names no time to come."""
+        wait_ms = _wait_ms(_retry_after(error), now_ms) if _status(error) in _MAY_SAY_WHEN else 0
+        return min(wait_ms, self.cap_ms) or None  # without a wait, all delays of the schedule would be over at once
 
 
-def _wait_ms(text: str | None, now_ms: int) -> int | None:
+def _wait_ms(text: str | None, now_ms: int) -> int:
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return int(text[:_MAX_DIGITS]) * 1_000
@@ -104,7 +102,7 @@ def _wait_ms(text: str | None, now_ms: int) -> int | None:
         aware = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
         return max(0, round(aware.timestamp() * 1_000) - now_ms)
     except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+        return 0
 
 
 def _is_silence(error: BaseException) -> bool:
