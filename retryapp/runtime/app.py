@@ -396,7 +396,8 @@ class Runtime(Ownership):
     async def _end_hung(self, handler: Handler) -> None:
         """End this process, as hung threads end with it only."""
         await self._end(
-            f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+            f"Handler {handler.name} for {handler.main} is blocked by runs that have gone on for {HUNG_S:g} s after "
+            f"their time-out: {handler.orphans.problem}"
         )
 
     async def _end(self, why: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiokafka import TopicPartition as ClientTopicPartition
 from samples import waiting_row
 
+from retryapp import RetryPolicy, retryable
 from retryapp.core.causes import CauseCount
 from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.errors import BrokerUnreachableError
@@ -319,6 +320,17 @@ def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> No
     object.__setattr__(handler, "topology", replace(handler.topology, drop=True))
     (info,) = view.handlers()
     assert (info.discarded, "dlq" in info.topics) == (3, False)
+
+
+def test_a_policys_deadline_and_the_schedules_of_its_rules_are_told(runtime: Runtime) -> None:
+    """The page of a journey plans by them."""
+    view, handler = RuntimeView(runtime), runtime.served["orders"].handler
+    told = [(each.schedule, each.rule_schedules, each.max_elapsed_ms) for each in view.handlers()]
+    assert told == [("1s 10s", (), None)]
+    ruled = RetryPolicy("1m*5", on=[retryable(TimeoutError, schedule="1s*20")], max_elapsed="3h")
+    object.__setattr__(handler, "policy", ruled)
+    told = [(each.schedule, each.rule_schedules, each.max_elapsed_ms) for each in view.handlers()]
+    assert told == [("1m*5", ("1s*20",), 10_800_000)]
 
 
 def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(runtime: Runtime, orders: Any) -> None:
