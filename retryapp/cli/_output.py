@@ -145,9 +145,18 @@ def _payload(name: str, payload: Payload | None) -> list[str]:
 
 
 def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_json: bool) -> ExitCode:
-    """Print one record: its facts (payloads as ``key`` and ``value``), or only the bytes of its value."""
+    """Print one record: its facts (payloads as ``key`` and ``value``), or only the bytes of its value.
+
+    `value` None: it cannot be told. A null value is empty.
+    """
+    if raw and value is None:
+        letter = f"the letter does not have it (reason {facts['reason']})"
+        other = letter if "dead_ms" in facts else "its dead letter has it: 'retryapp dead show'"
+        why = facts.get("unread") or facts["damaged"] or other
+        click.echo(f"retryapp: its value cannot be written: {printable(why)}", err=True)
+        return ExitCode.FINDING
     if raw:
-        click.echo(value or b"", nl=False)
+        click.echo(value, nl=False)
         return ExitCode.FINE
     now_ms = SystemClock().wall_ms()
     plain = {name: value.facts if isinstance(value, Payload) else value for name, value in facts.items()}
@@ -155,6 +164,9 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
     return ExitCode.FINE
 
 
-def show_missing(failure_id: str, text: str, *, as_json: bool) -> ExitCode:
-    emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
+def show_missing(failure_id: str, text: str, *, raw: bool, as_json: bool) -> ExitCode:
+    if raw:  # stdout is for the value alone
+        click.echo(f"retryapp: {printable(f'{failure_id} {text}')}", err=True)
+    else:
+        emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
     return ExitCode.FINDING

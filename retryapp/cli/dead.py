@@ -16,7 +16,7 @@ from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, payloads
+from retryapp.lookup.records import dead_detail, dead_entry, dead_value, find_dead, list_dead, payloads
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -145,7 +145,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     died more than once (after a replay), the last dead letter is shown.
 
     \b
-    Exit codes: 0 it is there, 1 it is not.
+    Exit codes: 0 it is there, 1 it is not; with --raw also: it does not have its value.
 
     \b
     Examples:
@@ -159,7 +159,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
             "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
             "(dead_letters='drop'), or its letter was deleted by retention"
         )
-        return show_missing(failure_id, text, as_json=as_json)
+        return show_missing(failure_id, text, raw=raw, as_json=as_json)
     record, mark = found
     facts = {
         **dead_detail(dead_entry(record), record.headers),
@@ -168,7 +168,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         "mark": mark,
         **payloads(record.headers, record.key, record.value, show_of(place, topology.main)),
     }
-    return show_record(facts, record.value, raw=raw, as_json=as_json)
+    return show_record(facts, dead_value(record), raw=raw, as_json=as_json)
 
 
 @command.command()

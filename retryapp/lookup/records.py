@@ -18,6 +18,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name, cause_text
+from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind, is_mark, is_open, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
@@ -56,6 +57,8 @@ Marks = dict[tuple[str, int, int], MarkKind]
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
 _INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "last_failed_ms", "damaged", "offset",
             "replays", "mark", "job")  # fmt: skip
+_VALUELESS: Final = {DeadReason.DAMAGED, DeadReason.GONE, DeadReason.TOO_LARGE}
+"""Reasons of dead letters that may have come without their value."""
 MAX_MESSAGE_CHARS: Final = 200
 """Characters of an error's message in a list of waiting records; that of dead letters has what their index keeps."""
 
@@ -82,8 +85,8 @@ def key_text(key: bytes | None) -> str | None:
     return text if text.isprintable() and "\ufffd" not in text else f"0x{kept.hex()}"
 
 
-def pending_detail(entry: PendingEntry, show: Show = undecoded) -> Facts:
-    """Return one waiting record with its headers, key and value."""
+def pending_detail(entry: PendingEntry, show: Show = undecoded, *, unread: str = "") -> Facts:
+    """Return one waiting record with its headers, key and value; `unread`: why the main topic could not be read."""
     row, key, damaged = _row(entry)
     show = undecoded if damaged else show  # its value is the row
     return {
@@ -93,7 +96,7 @@ def pending_detail(entry: PendingEntry, show: Show = undecoded) -> Facts:
         "max_attempts": entry.max_attempts,
         "state": _state(row),
         **payloads(row.headers, row.key, row.value, show),
-        "unread": "the main topic does not have it any more, or does not answer" if row.reference else None,
+        "unread": (unread or "the main topic does not have it any more") if row.reference else None,
     }
 
 
@@ -120,9 +123,18 @@ def _state(row: PendingRow) -> str | None:
     return row_state(metadata.replays, metadata.attempt, row.due_at_ms)
 
 
-def pending_value(entry: PendingEntry) -> bytes:
-    """Return the value's bytes; of a damaged row, the row's."""
-    return _row(entry)[0].value or b""
+def pending_value(entry: PendingEntry) -> bytes | None:
+    """Return the value's bytes; None: the row is damaged, or does not have them."""
+    row, _, damaged = _row(entry)
+    metadata, _ = _metadata(row.headers)
+    elsewhere = row.reference is not None or (metadata is not None and metadata.no_payload)
+    return None if damaged or elsewhere else row.value or b""
+
+
+def dead_value(record: Record) -> bytes | None:
+    """Return the value's bytes of a dead letter; None: it does not have them."""
+    reason = dict(record.headers).get(RETRY_REASON) or b""
+    return None if not record.value and reason.decode("ascii", "replace") in _VALUELESS else record.value or b""
 
 
 def dead_summary(entry: DeadEntry) -> Facts:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -307,10 +306,13 @@ class Answers:
             )
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
+        unread = ""
         if (there := place_of(entry, info.main)) is not None:
-            with suppress(RetryAppError):
+            try:
                 entry = whole_entry(entry, await self.read_record(*there))
-        record = await self._show(question, partial(pending_detail, entry))
+            except RetryAppError as error:  # the record waits all the same
+                unread = str(error)
+        record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
 
