@@ -78,7 +78,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
     except SystemExit as exit_:  # some libraries, and click on a closed pipe
-        return exit_.code if isinstance(exit_.code, int) else ExitCode.FINDING
+        if exit_.code is None or isinstance(exit_.code, int):
+            return exit_.code or ExitCode.FINE
+        emit_error("SystemExit", str(exit_.code), ExitCode.FINDING, as_json=as_json)
+        return ExitCode.FINDING
     except (click.Abort, KeyboardInterrupt):
         emit_error("Interrupted", "interrupted", ExitCode.INTERRUPTED, as_json=as_json)
         return ExitCode.INTERRUPTED
