@@ -33,7 +33,7 @@ class NoRetriesError(ConfigurationError):
 
 
 class AppImportError(ConfigurationError):
-    """The module of ``-A`` raised an exception, or ended, while it was imported. Operator action: correct the module."""
+    """The module of ``-A`` raised an exception, or ended, when it was imported. Operator action: correct the module."""
 
 
 def load_application(spec: str) -> Retries:

@@ -40,7 +40,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatc
 
 
 def test_a_folder_that_may_not_be_looked_into_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another user, 0700: it was told as a fault of ours. (Root may look into all, so a test has to pretend.)"""
+    """Of another user, 0700: it was told as a fault of ours. Root may look into all, so this pretends."""
     closed, stat = tmp_path / "closed", os.stat
     closed.mkdir()
 
