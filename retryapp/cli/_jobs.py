@@ -158,7 +158,7 @@ def begin_job(
             f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?", abort=True, err=True
         )
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
-    refused = [each["text"] for each in said if each["outcome"] == "refused"]
+    refused = [_said(each) for each in said if each["outcome"] == "refused"]
     queued = sum(each["outcome"] == "queued" for each in said)
     if refused or queued or detach:
         begun = len(said) - len(refused) - queued
@@ -212,9 +212,14 @@ def unknown_job(job: str, *, as_json: bool) -> ExitCode:
 def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
     """Print what partitions say of a command; return FINE if all have obeyed it."""
     said = outcomes(told)
-    rows = [[str(each["partition"]), each["outcome"], each["text"]] for each in said]
+    rows = [[str(each["partition"]), each["outcome"], _said(each)] for each in said]
     emit({**facts, "partitions": said}, table(["partition", "outcome", ""], rows), as_json=as_json)
     return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    """Return what a partition says, with the word of a refusal, by which docs explain it."""
+    return facts["text"] if facts["refused"] is None else f"{facts['refused']}: {facts['text']}"
 
 
 def _end_text(verb: str, job: str) -> str:

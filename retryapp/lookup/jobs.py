@@ -113,8 +113,14 @@ def _tell_all(
 
 
 def outcomes(told: Told) -> list[dict[str, Any]]:
+    """Return what partitions say, as JSON has it; `refused`: the word of a refusal (`core.control.Refusal`)."""
     return [
-        {"partition": number, "outcome": outcome_of(event), "text": _QUEUED if event is None else event.text}
+        {
+            "partition": number,
+            "outcome": outcome_of(event),
+            "refused": None if event is None else event.refused,
+            "text": _QUEUED if event is None else event.text,
+        }
         for number, event in told.items()
     ]
 

@@ -250,7 +250,8 @@ _SELECTED = _model(
 _OUTCOMES = _model(
     "Outcomes", "What the partitions say of a command, and where its effect is seen.",
     main=str, verb=_Text, done=bool, see=str,
-    partitions=_many(_model("PartOutcome", "What a partition says.", partition=int, outcome=_Outcome, text=str)),
+    partitions=_many(_model("PartOutcome", "What a partition says.", partition=int, outcome=_Outcome, refused=_Text,
+                            text=str)),
 )  # fmt: skip
 COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     "/{main}/command": (

@@ -13,6 +13,7 @@ from retryapp.cli import _jobs, job
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Verb
 from retryapp.core.jobs import Part, PartState
+from retryapp.core.lifecycle import Commanded
 from retryapp.lookup.jobs import JobProgress, job_facts
 from retryapp.lookup.previews import Preview
 
@@ -86,6 +87,23 @@ def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest
     assert (watched.return_value, "job aa: replay, ended; 9" in watched.output) == (ExitCode.FINE, True)
     cancelled = {0: Part(job="aa", verb="replay", state=PartState.CANCELLED)}
     assert JobProgress(cancelled, [2]).whole.state is PartState.CANCELLED
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refusal_has_a_word_and_a_sentence(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    """By the word the table of refusals says what to do."""
+    facts: dict[str, Any] = {"command": "c", "verb": "job-resume", "failure_id": "", "text": "8 jobs go on"}
+    where: dict[str, Any] = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "at_ms": 1}
+    told = {0: Commanded(**where, **facts, refused="too-many"), 1: Commanded(**where, **facts), 2: None}
+    monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(job, "tell_job", lambda *_args, **_more: told)
+    words = ["resume", *PLACE, "aa", "--why", "x", *(["--json"] if as_json else [])]
+    output = CliRunner().invoke(job.command, words, standalone_mode=False).stdout
+    if as_json:
+        assert [each["refused"] for each in json.loads(output)["partitions"]] == ["too-many", None, None]
+    else:
+        assert "too-many: 8 jobs go on" in output
+        assert "None" not in output
 
 
 def test_json_of_a_job_that_was_watched_is_that_of_one_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
