@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from retryapp.cli._options import Parsed, Place, decorated, pair, place_text, when
 from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
-from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.cli.console import ExitCode, confirm, emit, stderr_console
 from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
@@ -154,9 +154,8 @@ def begin_job(
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
         click.echo(_preview_text(verb, found), err=True)
-        click.confirm(
-            f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?", abort=True, err=True
-        )
+        confirm(f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?")
+    click.echo(f"sending the start of job {order.id}", err=True)  # who interrupts it now must know what to cancel
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
     refused = [_said(each) for each in said if each["outcome"] == "refused"]
     queued = sum(each["outcome"] == "queued" for each in said)

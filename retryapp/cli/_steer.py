@@ -16,7 +16,7 @@ from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table, undecoded_text
 from retryapp.cli._target import decoding_of, origin_named, resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, confirm, emit
 from retryapp.core.checks import problem_text
 from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.jobs import LetterFilter
@@ -158,7 +158,7 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
     lines += undecoded_text(found)
     click.echo(printable("\n".join(lines)), err=True)
     if names and not yes:
-        click.confirm("go on?", abort=True, err=True)
+        confirm("go on?")
     return names
 
 

@@ -65,6 +65,12 @@ def test_every_error_is_one_line_and_its_exit_code(
     assert shown.json["error"]["message"]
 
 
+def test_an_interrupt_says_what_was_sent(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:
+    """Else it reads as if nothing was done."""
+    acting(KeyboardInterrupt("the command was sent"))
+    assert retryapp("broker").err.strip() == "retryapp: interrupted: the command was sent"
+
+
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(), 0), (SystemExit(5), 5)])
 def test_what_ends_itself_has_its_own_exit_code(
     acting: Callable[[object], None], retryapp: Callable[..., Any], end: SystemExit, code: int

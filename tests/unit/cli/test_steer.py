@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from io import BytesIO, TextIOWrapper
+from collections import Counter
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import _steer, dead, main, pending
+from retryapp.cli import _jobs, _steer, dead, main, pending
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Command
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview
 from retryapp.lookup.records import Listed
 
 NAMES = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(3)]
@@ -217,6 +220,58 @@ def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str
     """Nor with a filter beside failure ids, nor without either."""
     assert CliRunner().invoke(pending.command, ["cancel", *PLACE, "--why", "x", *words], input=answer).exit_code == code
     assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ("n\n", ExitCode.FINDING, "retryapp: nothing was sent"),
+        ("", ExitCode.USAGE, "retryapp: nobody answers the question: give --yes. Nothing was sent"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "retryapp: interrupted: nothing was sent"),
+    ],
+)
+@pytest.mark.parametrize("words", [["pending", "cancel"], ["dead", "replay"]])
+def test_a_question_without_a_yes_says_that_nothing_was_sent(
+    asked: list[Any],
+    words: list[str],
+    answer: Any,
+    code: ExitCode,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a script, where stdin is at its end, it looked as if somebody had interrupted it."""
+
+    class Stdin(StringIO):
+        def readline(self, _size: int | None = None, /) -> str:
+            if isinstance(answer, KeyboardInterrupt):
+                raise answer
+            return str(answer)
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    monkeypatch.setattr(_jobs, "begin", lambda *_args, **_more: asked.append("begun"))
+    assert main.run([*words, *PLACE, "--all", "--why", "x"]) == code
+    assert said in capsys.readouterr().err
+    assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+def test_the_id_of_a_job_is_said_before_its_start_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever interrupts it while it waits for an answer has to know what to watch, or to cancel."""
+    began: list[str] = []
+
+    def begin(_connection: Any, _topology: Any, order: Order, *_scope: Any, **_more: Any) -> None:
+        began.append(order.id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    monkeypatch.setattr(_jobs, "begin", begin)
+    assert main.run(["dead", "discard", *PLACE, "--all", "--why", "x", "--yes"]) == ExitCode.INTERRUPTED
+    assert f"sending the start of job {began[0]}" in capsys.readouterr().err
 
 
 def test_a_record_without_a_dead_letter_may_have_been_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
