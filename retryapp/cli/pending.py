@@ -189,7 +189,8 @@ def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Ex
     """Release held records: each is due when it was due before the hold, or now if that time has passed.
 
     A token (delivery.token) in place of a failure id releases the record of a delivery that raised Defer, or is about
-    to: that record is due at once.
+    to: that record is due at once. The failure id of a dead record behind which its sequence has stopped lets the
+    sequence go on without it; a filter leaves such records out.
     """
     return steer(Verb.RELEASE, failure_ids, place, **options)
 

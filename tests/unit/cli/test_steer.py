@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def listed(*_args: Any, wanted: LetterFilter, **_more: Any) -> Listed:
         told.append(wanted)
-        down = {"cause": "it is down\x1b]0;owned\x07", "damaged": None}
+        down = {"cause": "it is down\x1b]0;owned\x07", "damaged": None, "held_by": None}
         return Listed([*({"failure_id": name, **down} for name in NAMES), DAMAGED, HELD], 5)
 
     def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
@@ -46,8 +46,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None, "damaged": "its row cannot be read"}
-HELD: dict[str, Any] = {"failure_id": "billing/orders@kq8G0bTz/0/7", "cause": None, "damaged": None}
+FREE: dict[str, Any] = {"cause": "it is down", "damaged": None}
+DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None, "damaged": "its row cannot be read", "held_by": None}
+HELD: dict[str, Any] = {"failure_id": "billing/orders@kq8G0bTz/0/7", "cause": None, "damaged": None, "held_by": None}
 FITTING = [*NAMES, HELD["failure_id"]]
 
 
@@ -61,6 +62,33 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     assert all(f"1  {text}\n" in done.output for text in ("its row cannot be read", "not tried yet"))
     assert "3  it is down" in done.output
     assert not {"\x1b", "\x07"} & {*done.output}, "an error's text does not steer a terminal"
+
+
+@pytest.mark.parametrize(
+    ("verb", "sent", "said"),
+    [
+        (
+            "release",
+            "operator token token sequence",
+            ["1  held by somebody", "2  wait for an event", "1  wait for"],
+        ),
+        ("cancel", "operator token token sequence stopped", []),
+    ],
+)
+def test_a_release_of_many_says_what_holds_them(
+    asked: list[Any], verb: str, sent: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To let go what somebody holds is not to answer for an event, nor to have a key's records overtake a dead one."""
+    held = ["operator", "token", "token", "sequence", "stopped"]
+    rows = [{"failure_id": f"billing/orders@kq8G0bTz/0/{n}", **FREE, "held_by": word} for n, word in enumerate(held)]
+    monkeypatch.setattr(_steer, "list_waiting", lambda *_args, **_more: Listed(rows, len(rows)))
+    done = CliRunner().invoke(pending.command, [verb, *PLACE, "--all", "--why", "x"], input="y\n")
+    assert [held[int(name.rpartition("/")[2])] for _, name, _ in asked] == sent.split()
+    assert [text for text in said if text not in done.output] == []
+    assert ("1 stopped sequence more fit, and are left out" in done.output) == (verb == "release")
+    asked.clear()
+    assert CliRunner().invoke(pending.command, [verb, *PLACE, rows[-1]["failure_id"]]).exception is None
+    assert len(asked) == 1, "by its failure id it is meant"
 
 
 def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
