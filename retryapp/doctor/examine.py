@@ -96,7 +96,7 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
                 remedy=remedy,
             )
         )
-        return Report(tuple(findings), reachable=False)
+        return Report(_runnable(findings, subject.connection), reachable=False)
     return Report(_runnable(findings, subject.connection), reachable=True)
 
 
@@ -229,14 +229,13 @@ class _Cluster:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                levels = [(paused, "handler resume")] * bool(paused)
+                if paused:
+                    yield judge_level(topology.main, paused, now_ms=self.wall_ms())
                 for name in sorted({name for each in known.values() for name in each.forced_open}):
                     forced = {
                         number: each.forced_open[name] for number, each in known.items() if name in each.forced_open
                     }
-                    levels.append((forced, f"outage close --circuit {name}" if name else "outage close"))
-                for some, ends in levels:
-                    yield judge_level(topology.main, some, ends, now_ms=self.wall_ms())
+                    yield judge_level(topology.main, forced, circuit=name, now_ms=self.wall_ms())
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}
