@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
@@ -260,15 +260,23 @@ def list_waiting(
     limit: int | None,
     decoding: Decoding | None = None,
 ) -> Listed:
-    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
+    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences.
+
+    Memory is that of the rows that fit, but for a field of values that have to be decoded.
+    """
     wanted = None if wanted == LetterFilter() else wanted
     searches = _searches(topologies, decoding)
+    early, late = wanted, None
+    if wanted is not None and wanted.field is not None and decoding is not None:
+        early, late = wanted.model_copy(update={"field": None}), wanted  # each row is decoded once, as it is in the end
     rows = {
         at: entry
         for topology, search in searches.items()
-        for at, entry in _waiting(connection, topology, partition).items()
+        for at, entry in _waiting(
+            connection, topology, partition, lambda _, row: early is None or fits_row(early, row)
+        ).items()
         if before_ms is None or 0 < at.instant_ms < before_ms
-        if wanted is None or fits_row(wanted, entry.value, search)
+        if late is None or fits_row(late, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)
     return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows), _undecoded(searches))
@@ -312,22 +320,33 @@ def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin:
     A damaged row does not contain its failure id: its partition and offset decide.
     """
     identity = failure_id(topology.group, origin)
-    entries = _waiting(connection, topology, origin.partition)
-    found = [
-        at
-        for at, entry in entries.items()
-        if at.offset == origin.offset and pending_summary(entry)["failure_id"] in (identity, None)
-    ]
+    entries = _waiting(
+        connection,
+        topology,
+        origin.partition,
+        lambda identity, row: parse_row_key(key_of_row(row, identity)).origin_offset == origin.offset,
+    )
+    found = [at for at, entry in entries.items() if pending_summary(entry)["failure_id"] in (identity, None)]
     return entries[max(found)] if found else None
 
 
 def _waiting(
-    connection: KafkaConnection, topology: HandlerTopology, partition: int | None
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    partition: int | None,
+    is_wanted: Callable[[bytes, bytes], bool],
 ) -> dict[_Position, PendingEntry]:
+    """Return the rows that are wanted, by their identity and value; the others are dropped as they are read."""
+
+    def kept(identity: bytes, row: bytes) -> bytes | None:
+        return row if is_wanted(identity, row) else None
+
     numbers = None if partition is None else [partition]
-    rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
+    rows = fold_changelog(connection, topology.pending_changelog, kept, partitions=numbers)
     entries = {}
     for identity, value in rows.items():
+        if value is None:
+            continue
         raw = key_of_row(value, identity)
         key = parse_row_key(raw)
         first = 0 if is_stopped(value) else key.due_at_ms  # they wait for somebody
