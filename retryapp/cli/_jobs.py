@@ -236,7 +236,7 @@ def job_text(job: str, found: JobProgress) -> str:
     whole = found.whole
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
     if late := late_text(found):
-        lines.append(f"{late}, and waits for a worker: {', '.join(map(str, found.not_begun))}")
+        lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
     stay = passed(whole)
     counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
     if whole.refused:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retryapp.cli.console import ExitCode, emit
-from retryapp.core.text import counted
+from retryapp.cli.console import ExitCode, Given, emit
+from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import Listed
@@ -153,8 +153,7 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
         letter = f"the letter does not have it (reason {facts['reason']})"
         other = letter if "dead_ms" in facts else "its dead letter has it: 'retryapp dead show'"
         why = facts.get("unread") or facts["damaged"] or other
-        click.echo(f"retryapp: its value cannot be written: {printable(why)}", err=True)
-        return ExitCode.FINDING
+        return _write_nothing(f"its value cannot be written: {why}")
     if raw:
         click.echo(value, nl=False)
         return ExitCode.FINE
@@ -165,8 +164,13 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
 
 
 def show_missing(failure_id: str, text: str, *, raw: bool, as_json: bool) -> ExitCode:
-    if raw:  # stdout is for the value alone
-        click.echo(f"retryapp: {printable(f'{failure_id} {text}')}", err=True)
-    else:
-        emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
+    if raw:
+        return _write_nothing(f"{failure_id} {text}")
+    emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
+    return ExitCode.FINDING
+
+
+def _write_nothing(why: str) -> ExitCode:
+    """Say why there is no value to write: not on stdout, which is for the value alone."""
+    click.echo(with_app(f"retryapp: {printable(why)}", Given.now().app_spec), err=True)
     return ExitCode.FINDING

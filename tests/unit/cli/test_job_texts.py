@@ -81,7 +81,7 @@ def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest
     assert late.facts("aa") | {"state": "running", "not_begun": [2], "letters": None, "done": 6} == late.facts("aa")
     text = shown(monkeypatch, [late], "show", "aa").output
     assert "job aa: replay, running" in text
-    assert "1 partition has not begun, and waits for a worker: 2" in text
+    assert "1 partition has not begun, as no worker has taken it there yet: 2" in text
     assert "running, 1 partition has not begun" in shown(monkeypatch, [late], "list").output
     watched = shown(monkeypatch, [late, late, JobProgress(ended)], "show", "aa", "--watch")
     assert (watched.return_value, "job aa: replay, ended; 9" in watched.output) == (ExitCode.FINE, True)
