@@ -378,12 +378,24 @@ async def test_what_is_no_order_begins_nothing(worker: FakeWorker, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "asked", ["verb=replay", "verb=cancel&all=1", "verb=replay&since=soon", f"verb=replay&key={'x' * 401}"]
+    "asked",
+    [
+        "verb=replay",
+        "verb=cancel&all=1",
+        "verb=replay&since=soon",
+        f"verb=replay&key={'x' * 401}",
+        "verb=replay&all=0",
+        "verb=replay&all=no&key=k",
+        "verb=replay&all=1&partition=3",
+        "verb=replay&all=1&from_ms=1760000000000",
+        "verb=replay&reason=exhausted&eror_type=app.Declined",
+    ],
 )
-async def test_a_preview_of_nothing_is_refused(site: Site, asked: str) -> None:
-    """Nobody replays everything by a missing word."""
+async def test_a_preview_of_nothing_or_of_too_much_is_refused(site: Site, worker: FakeWorker, asked: str) -> None:
+    """Nobody replays everything by a missing word, nor more than was meant by one that is not known."""
     status, _, body = await site.get(f"{BASE}/jobs/new?{asked}")
     assert (status, json.loads(body)["error"]["code"]) == (400, "bad-parameter")
+    assert worker.asked == []
     assert (await site.get(f"{BASE}/jobs/unknown"))[0] == 404
 
 
