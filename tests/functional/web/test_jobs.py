@@ -94,6 +94,16 @@ async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
         assert (status, "refused" in body) == (200, True), "sent again, it is refused as known"
 
 
+async def test_the_other_causes_of_a_preview_lead_to_no_list(worker: FakeWorker) -> None:
+    """The list of others has those of the tables, which count other ones together."""
+    fit(worker)
+    worker.fits.causes["other"], worker.fits.names["other"] = 3, "other"
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+        assert ("cause=c1-0011223344" in body, "cause=other" in body) == (True, False)
+        assert '<th scope="row">other</th>' in body
+
+
 async def test_no_page_has_a_job_replay_what_ended_its_workers(worker: FakeWorker) -> None:
     """It says how one does it alone; `force` is about newer records, so only a handler of the latest has it."""
     fit(worker)
