@@ -48,7 +48,9 @@ class Page:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, or refuse it."""
-        person = await self.answers.person(request, self.needs)
+        # whoever has a browser is shown what their role sees of any page; probes wait for no login hook
+        needs = max(self.needs, Role.LOOK) if is_browser(request) else self.needs
+        person = await self.answers.person(request, needs)
         try:
             self._refuse_other_methods(request)
             self.answers.refuse_other_groups(request)
