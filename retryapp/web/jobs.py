@@ -179,7 +179,7 @@ class StartJob(_JobAction):
         try:
             verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
             scope = Scope.model_validate_json(sent.get("scope", ""))
-            check_search(wanted, self.answers.mask)
+            check_search(wanted, self.answers.mask, decodes=self.answers.decoding is not None)
         except (ValidationError, ValueError) as error:
             raise bad_sent("filter, scope or verb", "what the preview gave") from error
         name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None

@@ -77,7 +77,7 @@ class Page:
         question = question_of(request.query, request.match_info, address, person.role, now_ms)
         if any(getattr(question.wanted, name) is not None for name in PROBING):
             person.require(Role.OPERATE)
-        check_search(question.wanted, self.answers.mask)
+        check_search(question.wanted, self.answers.mask, decodes=self.answers.decoding is not None)
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")
         facts = await self.ask(self.answers, question)
