@@ -27,6 +27,16 @@ class AccessDeniedError(KafkaRequestError):
     )
 
 
+class OlderVersionHiddenError(AccessDeniedError):
+    """This login may not see what an older `version=` of the app left. Operator action: grant it, as advised."""
+
+    advice = (
+        ". What waits there would never come back, so every start of a later version= looks. Grant this login Describe "
+        "and Read on that topic, even if it does not exist ('retryapp plan --acls' prints the rights of the present "
+        "version only)"
+    )
+
+
 class LoginRefusedError(AccessDeniedError):
     """The cluster refused the login itself. Operator action: correct name, password or mechanism, as advised."""
 

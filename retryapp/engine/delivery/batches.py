@@ -262,7 +262,7 @@ class BatchPool(DeliveryPool):
         deliveries = [open_delivery(run) for run in runs] if handler.wants_delivery else []
         began_s = clock.monotonic_s()
         try:
-            await call(handler, values, deliveries or None)
+            await call(handler, values, deliveries or None, batch.deadline_s)
         except NoThreadError:
             raise
         except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is a failure of records

@@ -312,12 +312,12 @@ class Pace:
     def failed(self, run: Paced, failure: Failure) -> int | None:
         """Take a failure; return the wait in milliseconds if it spends no attempt, else None.
 
-        Only an error that may go away says something about the service; an answer that names a time does not.
+        Only an error that may go away says something about the service; a time that the handler names does not.
         """
         now_ms, asked_ms = self._now_ms(), failure.retry_after_ms
         if not self.gates or self._random is None or failure.error_class is not ErrorClass.RETRYABLE:
             return None
-        if (counts := self.gates.get(failure.circuit)) is not None and asked_ms is None:
+        if (counts := self.gates.get(failure.circuit)) is not None and not failure.asked_by_handler:
             place = run.record.offset
             self._told(counts, counts.circuit.settle(place, fine=False, now_ms=now_ms, cause=failure.error_type))
         free = [gate.circuit for gate in (counts, self._own) if gate is not None and gate.circuit.free(now_ms)]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving, tell
+from multidict import CIMultiDict
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
+from retryapp.core.http import http_errors
 from retryapp.core.jobs import HandlerVerb
 from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.policy import RetryPolicy
@@ -219,13 +223,28 @@ async def test_a_poison_record_keeps_nobody_waiting() -> None:
 
 
 async def test_verdicts_open_no_circuit() -> None:
-    """A record that is wrong, and an answer that names a time, say nothing of an outage."""
+    """A record that is wrong, and a time that the handler names, say nothing of an outage."""
     for error in (Reject("no"), RetryLater(60)):
         service = Service()
         service.down = error
         async with partition(service) as orders:
             await orders.send(*(b"%d" % n for n in range(30)))
             assert (len(service.calls), told(orders)) == (30, [])
+
+
+async def test_an_answer_with_retry_after_counts_as_one_without() -> None:
+    """An outage may say how long it takes: in it no attempt is spent, and no record is back before that."""
+    info: Any = SimpleNamespace(real_url="http://ledger")
+    service = Service(aiohttp.ClientResponseError(info, (), status=503, headers=CIMultiDict({"Retry-After": "60"})))
+    async with partition(service, RetryPolicy("1s 10s", on=[http_errors()])) as orders:
+        await orders.send(*(b"%d" % n for n in range(8)))
+        assert (told(orders), len(service.calls)) == (["open"], 4)
+        await pass_time(orders, 59_000)
+        rows = [decode_metadata(record.headers) for record in orders.transport.read(orders.engine.rows)]
+        assert {row.attempt for row in rows if row is not None} == {0, 1}
+        service.down = None
+        await pass_time(orders, 120_000)
+        assert (len(service.done), orders.dead_letters) == (8, [])
 
 
 async def test_a_hung_probe_holds_up_nothing() -> None:
