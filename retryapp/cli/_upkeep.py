@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
+from retryapp.cli._options import LENGTH, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
 from retryapp.cli._target import connect
@@ -104,7 +104,7 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
 
 
 @click.command()
-@click.option("--key", help="The records' key, as text (UTF-8).")
+@click.option("--key", help="The records' key, as its bytes are typed: text in UTF-8.")
 @click.option(
     "--key-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the key's bytes; keeps the key out of shell history and process lists.",
@@ -148,7 +148,7 @@ def erase(
         return
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
-    raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
+    raw = key_file.read_bytes() if key_file is not None else typed_bytes(key or "")
     admin = None if broker is None else reach(connect(broker, client_config))
     with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)

@@ -67,6 +67,10 @@ class ContextRefusedError(KafkaRequestError):
     )
 
 
+class GroupUnknownError(KafkaRequestError):
+    """The brokers know no such group: it has no members and no offsets. Operator action: start a worker."""
+
+
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 
