@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
+from retryapp.cli._options import LENGTH, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
 from retryapp.cli._target import connect
@@ -107,7 +107,7 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
 
 
 @click.command()
-@click.option("--key", help="The records' key, as text (UTF-8).")
+@click.option("--key", help="The records' key, as its bytes are typed: text in UTF-8.")
 @click.option(
     "--key-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File with the key's bytes, a line end at its end too; keeps the key out of shell history and process lists.",
@@ -151,7 +151,7 @@ def erase(
         return
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
-    raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
+    raw = key_file.read_bytes() if key_file is not None else typed_bytes(key or "")
     if key_file is not None and raw.endswith((b"\n", b"\r")):
         stderr_console.print("the key ends with a line end, as the file does", highlight=False)
     remains = list[Remains]()  # found first: an error or Ctrl-C there must not hide that rows were erased
