@@ -365,7 +365,7 @@ class Lane:
         self._wake.set()
 
     def _report_refused(self, event: Event, turn: Turn) -> None:
-        offset = turn.next_offset - 1 if turn.claim is None else parse_row_key(turn.claim).origin_offset
+        offset = turn.floor if turn.claim is None else parse_row_key(turn.claim).origin_offset
         error_type, message = type(turn.refusal).__name__, str(turn.refusal)
         self._report(event, topic=self._handler, offset=offset, error_type=error_type, message=message)
 
