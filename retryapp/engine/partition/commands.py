@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from retryapp.core.control import (
@@ -158,8 +159,7 @@ class Commands:
             if self.queue.put_off or not are_bad or self._unsettled >= MOST_UNSETTLED:
                 await self._settle()
             self._unsettled += len(some)
-            while self.queue.put_off and self._letters.may_obey():
-                await self._obey(*self.queue.put_off.popleft())
+            await self._obey_put_off()
             refused: list[tuple[Any, RefusedError]] = []
             for number, (record, command) in enumerate(some):
                 if number % LETTERS_AHEAD == 0:
@@ -176,9 +176,20 @@ class Commands:
                 await self._step()
             await asyncio.sleep(0)
 
+    async def _obey_put_off(self) -> None:
+        """Obey commands that have waited until all letters are known: some, as others may have come since."""
+        for _ in range(MOST_AT_ONCE // LETTERS_AHEAD):
+            some = [command for _, command in islice(self.queue.put_off, LETTERS_AHEAD)]
+            await self._letters.read_ahead(some)
+            for _ in some:
+                if not self._letters.may_obey():
+                    return
+                await self._obey(*self.queue.put_off.popleft())
+
     def _waits(self, command: AnyCommand) -> bool:
-        """Tell whether a command waits until all letters are known."""
-        return isinstance(command, Command) and command.verb in OF_LETTERS and not self._letters.may_obey()
+        """Tell whether a command waits until all letters are known, or behind one that has."""
+        of_letter = isinstance(command, Command) and command.verb in OF_LETTERS
+        return of_letter and (bool(self.queue.put_off) or not self._letters.may_obey())
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
