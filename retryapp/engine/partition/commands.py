@@ -87,6 +87,7 @@ class Commands:
         runs_again: Callable[[int], bool],
         recall: Recall,
         applied_to: Callable[[], int],
+        read_to: Callable[[], int],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -100,6 +101,7 @@ class Commands:
             runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             recall: returns rows that wait by reference as copies.
             applied_to: the offset of the main topic before which what became of all records is in the tables.
+            read_to: that before which records may have been delivered, here or in former sessions.
         """
         self._context = context
         self._transport = transport
@@ -123,7 +125,16 @@ class Commands:
         self._jobs = Jobs(context, transport, self._letters, self._event)
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
-        self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
+        self._releases = Releases(
+            context,
+            transport,
+            self._jobs.steering,
+            scheduler.claimed,
+            applied_to=applied_to,
+            read_to=read_to,
+            runs_again=runs_again,
+            unwritten=recall.unwritten,
+        )
         self.circuits = KeptCircuits(context, transport.place.main, self._jobs.steering)
         self.levels = Levels(  # behind the circuits: they may be forced open
             context,

@@ -137,6 +137,7 @@ class Session:
                 busy=lambda: lane.busy,
                 runs_again=self._runs_again,
                 applied_to=lambda: self._applied_to,
+                read_to=lambda: max(self._read_to, transport.main_end),
                 recall=self._recall,
             )
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
