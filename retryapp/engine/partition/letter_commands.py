@@ -332,12 +332,16 @@ class LetterCommands:
             found.extend(record for record in records if record.offset == offset)
             return True
 
+        end = None
         try:
             if not found:
-                await self._transport.reader.read(tp, offset, take)
+                end = await self._transport.reader.read(tp, offset, take)
         except Exception as fault:  # a fault of that topic is none of the lane's
             text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from fault
+        if not found and end is not None and end <= offset:
+            text = f"{tp.topic}[{tp.partition}] cannot be read up to its letter yet: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text)
         if not found or is_mark(tuple(found[0].headers)):
             return None
         raw = found[0]

@@ -194,6 +194,24 @@ async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch
         assert (part_of(orders).looked, part_of(orders).refused, failures(orders)) == (50, {}, [])
 
 
+async def test_a_letter_that_cannot_be_read_yet_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has it from its commit on; committed readers only once transactions before it have ended."""
+    read, behind = MemoryReader.read, [True]
+
+    async def reading(self: MemoryReader, tp: TopicPartition, start: int, *args: Any, **more: Any) -> int:
+        return 1 if tp.topic == DLQ and behind else await read(self, tp, start, *args, **more)
+
+    async with with_letters(2) as (orders, _):
+        monkeypatch.setattr(MemoryReader, "read", reading)
+        outcome = await orders.command("replay", 1)
+        assert (outcome["refused"], outcome["text"]) == (
+            "not-ready",
+            "app.orders.dlq[0] cannot be read up to its letter yet: send it again in a minute",
+        )
+        behind.clear()
+        assert (await orders.command("replay", 1))["refused"] is None
+
+
 async def test_a_job_skips_no_letter_while_their_table_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails between the reading of letters and what is done to them, and is filled again."""
     service, look, keepers = Service(), Jobs._look, []
