@@ -142,7 +142,7 @@ class Commands:
             self._jobs.steering,
             self._event,
             sent_to=lambda: self.queue.end,
-            lost=lambda: lost_stops(self._table),
+            lost=lambda: lost_stops(self._table, () if sequences is None else sequences.lost),
         )
 
     @property
