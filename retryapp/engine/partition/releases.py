@@ -79,7 +79,7 @@ class Releases:
         return Effect(text, after="released", steered=True)
 
     def _goes_on(self, origin: Origin) -> bool:
-        """Tell whether a record without a row may be one whose first delivery has not ended, or is to have one."""
+        """Tell whether a record without a row may still be in its first delivery, or is to have one from that."""
         if origin.topic_id != self._context.topic_id or origin.offset >= self._read_to():
             return False
         return self._runs_again(origin.offset) or identity_of(origin) in self._unwritten
