@@ -1,15 +1,15 @@
 """A broker that keeps running: started by one command, found and stopped by another.
 
-Its data folder holds ``broker.json`` with process id, start time of that process and port. The command line, which has
-the folder, distinguishes it from another process with a recycled id; start times move with the system clock.
+Its data folder holds ``broker.json`` with process id and port. The command line, which has the folder, distinguishes it
+from another process with a recycled id.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ import psutil
 from retryapp.broker.config import properties_file
 from retryapp.broker.node import Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
-from retryapp.jvm import Progress, kafka_jars, one_process_at_a_time
+from retryapp.jvm import Progress, disk_errors_named, kafka_jars, one_process_at_a_time
 
 _POLL_S = 0.02
 _STATE = "broker.json"
@@ -28,8 +28,6 @@ class KeptBroker:
     """A running broker."""
 
     pid: int
-    started_s: float
-    """Start of the process, in seconds since the epoch."""
     port: int
     data: str
     log: str
@@ -60,8 +58,10 @@ def start_kept_broker(
         BrokerFailedError: one runs on this folder with another port, or it did not start.
         EnvironmentFault: as `Broker.start`.
     """
-    data.mkdir(parents=True, exist_ok=True)
-    with one_process_at_a_time(data / ".start.lock"):  # else two commands start two brokers on one folder
+    with ExitStack() as opened:
+        with disk_errors_named(data):
+            data.mkdir(parents=True, exist_ok=True)
+            opened.enter_context(one_process_at_a_time(data / ".start.lock"))  # else two brokers on one folder
         running = broker_status(data)
         if running is not None and running.port != port:
             problem = f"of {data} is already running on port {running.port}: stop it first or use that port"
@@ -82,7 +82,6 @@ def write_state(broker: Broker) -> KeptBroker:
         raise BrokerFailedError("exited right after it was ready", str(broker.log))
     kept = KeptBroker(
         pid=pid,
-        started_s=psutil.Process(pid).create_time(),
         port=broker.port,
         data=str(broker.data),
         log=str(broker.log),
@@ -97,22 +96,35 @@ def write_state(broker: Broker) -> KeptBroker:
 def broker_status(data: Path) -> KeptBroker | None:
     """Return the running broker of a data folder, if any."""
     try:
-        kept = KeptBroker(**json.loads((data / _STATE).read_text()))
+        state = json.loads((data / _STATE).read_text())
+        # other builds may have written more than is asked for
+        kept = KeptBroker(**{each.name: state[each.name] for each in fields(KeptBroker)})
         words = psutil.Process(kept.pid).cmdline()  # a zombie has none
         runs = words[-1:] == [str(properties_file(Path(kept.data)))]
-    except (OSError, ValueError, TypeError, psutil.Error):
+    except (OSError, ValueError, TypeError, KeyError, psutil.Error):
         return None
     return kept if runs else None
 
 
 def stop_kept_broker(data: Path) -> KeptBroker | None:
-    """Stop the broker of a data folder; return it, or None when none ran."""
+    """Stop the broker of a data folder; return it, or None when none ran.
+
+    Raises:
+        BrokerFailedError: it is another user's.
+        EnvironmentFault: the folder is.
+    """
     kept = broker_status(data)
     if kept is not None:
-        process = psutil.Process(kept.pid)
-        with contextlib.suppress(psutil.NoSuchProcess):
+        try:
+            process = psutil.Process(kept.pid)
             stop_process(process.send_signal, lambda seconds: _gone(process, seconds))
-    (data / _STATE).unlink(missing_ok=True)
+        except psutil.AccessDenied as error:
+            problem = f"(pid {kept.pid}) belongs to another user, who has to stop it"
+            raise BrokerFailedError(problem, kept.log) from error
+        except psutil.NoSuchProcess:
+            pass
+    with disk_errors_named(data):
+        (data / _STATE).unlink(missing_ok=True)
     return kept
 
 

@@ -102,6 +102,7 @@ def analyse(
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
+            from retryapp.pipeline.hold import TURN_S
             from retryapp.pipeline.lake import open_lake
             from retryapp.pipeline.report.facts import collect
 
@@ -110,7 +111,7 @@ def analyse(
             archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
             if after is not None:
                 _archive_until(after, archives, wait_s, stopped)
-            with job.hold():
+            with job.hold(wait_s=max(wait_s, TURN_S), on_wait=print_waiting, stopped=stopped):
                 taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, wait_s, stopped)
                 _show("analysing")
@@ -132,7 +133,7 @@ def analyse(
     facts = {"lake": opened.uri, **asdict(analysed), "sound": analysed.is_sound}
     facts["archived"] = [{"group": each.group, "rows": each.rows} for each in archived]
     if compared is not None:
-        parts.append(_compared(compared))
+        parts.append(_compared(compared, analysed.groups))
         facts["ledger"] = compared
     if page is not None and shown is not None:
         parts.append(_write(page, shown))
@@ -222,10 +223,11 @@ def causes(
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake
-        from retryapp.pipeline.report.facts import causes_of
+        from retryapp.pipeline.report.facts import by_name, causes_of
 
         opened = open_lake(spark, lake, must_exist=True)
-        rows = causes_of(spark, opened, now_ms=now_ms)
+        result = Derived(spark, opened).last_result()
+        rows = causes_of(spark, opened, result, now_ms=now_ms)
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
         found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
         known = Decisions(Facts(spark, opened))
@@ -235,8 +237,8 @@ def causes(
                 until_ms=now_ms + until if until is not None and state == IGNORED else None,
             )  # fmt: skip
             known.put(decision)
-        shown = causes_of(spark, opened, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
-        analysed_ms = Derived(spark, opened).last_result()["analysed_ms"]
+        shown = causes_of(spark, opened, result, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+        analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)
     names = ("cause", "topic", "what", "reason", "decision", "change", "dead", "waiting", "recovered", "attempts")
@@ -246,7 +248,7 @@ def causes(
             row["decision"], row["change"] or "",
             *(f"{row[name]:,}" for name in ("dead", "pending", "recovered", "failures")),
         )
-        for row in shown
+        for row in by_name(shown, groups)
     ]  # fmt: skip
     facts = {"analysed_ms": analysed_ms, "causes": shown}
     emit(facts, table(names, lines) if lines else "nothing failed", as_json=as_json)
@@ -336,11 +338,13 @@ def _checks(verdicts: Sequence[Verdict]) -> str:
     return f"{table(('severity', 'check', 'rows', 'what is wrong', 'for example'), rows)}\n\n{holding}"
 
 
-def _compared(compared: Compared) -> str:
+def _compared(compared: Compared, groups: Sequence[str]) -> str:
+    from retryapp.pipeline.report.facts import by_name
+
     if not compared.differences:
         return "retryapp ledger counts the same"
     moving = "" if compared.at_rest else ", but the group was active meanwhile, so the two are of different moments"
     lines = [f"retryapp ledger counts otherwise{moving}:"]
     text = "  {main}[{partition}] {name}: analysis {analysis:,}, ledger {ledger:,}"
-    lines += [text.format_map(each) for each in compared.differences]
+    lines += [text.format_map(each) for each in by_name(compared.differences, groups)]
     return "\n".join(lines)

@@ -33,7 +33,7 @@ class NoRetriesError(ConfigurationError):
 
 
 class AppImportError(ConfigurationError):
-    """The module of ``-A`` raised an exception while it was imported. Operator action: correct the module."""
+    """The module of ``-A`` raised an exception, or ended, when it was imported. Operator action: correct the module."""
 
 
 def load_application(spec: str) -> Retries:
@@ -86,7 +86,7 @@ def _import(spec: str, name: str) -> Any:
     except RetryAppError as error:  # a policy or a handler of the module is wrong, and says so itself
         error.add_note(_worker().user_line(error))
         raise
-    except Exception as error:  # the user's code raises anything
+    except (Exception, SystemExit) as error:  # the user's code raises anything, or calls sys.exit
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFoundError(spec, f"no module {error.name!r}") from error
         line = _worker().user_line(error)

@@ -14,16 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from retryapp.cli._options import Parsed, Place, decorated, pair, place_text, when
 from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
-from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.cli.console import ExitCode, confirm, emit, stderr_console
 from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
-from retryapp.core.jobs import LetterFilter, Part, PartState
+from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, passed, summed
+from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
@@ -154,11 +154,10 @@ def begin_job(
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
         click.echo(_preview_text(verb, found), err=True)
-        click.confirm(
-            f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?", abort=True, err=True
-        )
+        confirm(f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?")
+    click.echo(f"sending the start of job {order.id}", err=True)  # who interrupts it now must know what to cancel
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
-    refused = [each["text"] for each in said if each["outcome"] == "refused"]
+    refused = [_said(each) for each in said if each["outcome"] == "refused"]
     queued = sum(each["outcome"] == "queued" for each in said)
     if refused or queued or detach:
         begun = len(said) - len(refused) - queued
@@ -179,16 +178,16 @@ def watch(
     connection: KafkaConnection, topology: HandlerTopology, job: str, letters: int | None, *, as_json: bool
 ) -> ExitCode:
     """Show how far a job is until it has ended or is paused; Ctrl-C ends the watching alone."""
-    parts: Mapping[int, Part] = {}
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task(f"job {job}", total=letters)
         try:
             while (
-                not (parts := parts_of(connection, topology).get(job, {})) or summed(parts).state is PartState.RUNNING
-            ):
-                if parts:
-                    whole = summed(parts)
-                    bar.update(task, completed=whole.done + whole.refused.total() - passed(whole))
+                found := progress_of(connection, topology).get(job)
+            ) is None or found.whole.state is PartState.RUNNING:
+                if found is not None:
+                    whole, late = found.whole, late_text(found)
+                    taken, said = whole.done + whole.refused.total() - passed(whole), f"job {job}, {late}"
+                    bar.update(task, completed=taken, description=said.removesuffix(", "))
                 elif letters is None:
                     return unknown_job(job, as_json=as_json)
                 time.sleep(_LOOK_S)
@@ -197,8 +196,8 @@ def watch(
                 f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
             )
             raise
-    whole = summed(parts)
-    emit(job_facts(job, parts), job_text(job, parts), as_json=as_json)
+    whole = found.whole
+    emit(found.details(job), job_text(job, found), as_json=as_json)
     fine = whole.state is PartState.ENDED and whole.refused.total() == passed(whole)
     return ExitCode.FINE if fine else ExitCode.FINDING
 
@@ -212,9 +211,14 @@ def unknown_job(job: str, *, as_json: bool) -> ExitCode:
 def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
     """Print what partitions say of a command; return FINE if all have obeyed it."""
     said = outcomes(told)
-    rows = [[str(each["partition"]), each["outcome"], each["text"]] for each in said]
+    rows = [[str(each["partition"]), each["outcome"], _said(each)] for each in said]
     emit({**facts, "partitions": said}, table(["partition", "outcome", ""], rows), as_json=as_json)
     return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
+
+
+def _said(facts: Mapping[str, Any]) -> str:
+    """Return what a partition says, with the word of a refusal, by which docs explain it."""
+    return facts["text"] if facts["refused"] is None else f"{facts['refused']}: {facts['text']}"
 
 
 def _end_text(verb: str, job: str) -> str:
@@ -222,15 +226,25 @@ def _end_text(verb: str, job: str) -> str:
     return f"{words}: retryapp job {verb} {place_text()} {job} --why TEXT"
 
 
-def job_text(job: str, parts: Mapping[int, Part]) -> str:
-    whole = summed(parts)
+def late_text(found: JobProgress) -> str:
+    """Return on how many partitions a job still waits for a worker; empty: on none."""
+    count = len(found.not_begun)
+    return f"{counted(count, 'partition')} {'has' if count == 1 else 'have'} not begun" if count else ""
+
+
+def job_text(job: str, found: JobProgress) -> str:
+    whole = found.whole
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
+    if late := late_text(found):
+        lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
     stay = passed(whole)
     counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
     if whole.refused:
         said = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
         lines.append(f"{said}; which, and why: retryapp job refused {place_text()} {job}")
-    lines += [f"{part.state} on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
+    lines += [
+        f"{part.state} on partition {number}: {part.paused}" for number, part in found.parts.items() if part.paused
+    ]
     if whole.state is PartState.PAUSED:
         lines += [_end_text("resume", job), _end_text("cancel", job)]
     return "\n".join(lines)

@@ -110,6 +110,11 @@ def user_name() -> str:
 raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
 
 
+def typed_bytes(text: str) -> bytes:
+    """Return a word of the command line as it was typed, also where it is no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 class Parsed(click.ParamType):
     """What a function makes of a text; why it refuses one is in its error."""
 

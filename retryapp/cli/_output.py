@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from retryapp.cli.console import ExitCode, emit
-from retryapp.core.text import counted
+from retryapp.cli.console import ExitCode, Given, emit
+from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import Listed
@@ -145,9 +145,17 @@ def _payload(name: str, payload: Payload | None) -> list[str]:
 
 
 def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_json: bool) -> ExitCode:
-    """Print one record: its facts (payloads as ``key`` and ``value``), or only the bytes of its value."""
+    """Print one record: its facts (payloads as ``key`` and ``value``), or only the bytes of its value.
+
+    `value` None: it cannot be told. A null value is empty.
+    """
+    if raw and value is None:
+        letter = f"the letter does not have it (reason {facts['reason']})"
+        other = letter if "dead_ms" in facts else "its dead letter has it: 'retryapp dead show'"
+        why = facts.get("unread") or facts["damaged"] or other
+        return _write_nothing(f"its value cannot be written: {why}")
     if raw:
-        click.echo(value or b"", nl=False)
+        click.echo(value, nl=False)
         return ExitCode.FINE
     now_ms = SystemClock().wall_ms()
     plain = {name: value.facts if isinstance(value, Payload) else value for name, value in facts.items()}
@@ -155,6 +163,14 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
     return ExitCode.FINE
 
 
-def show_missing(failure_id: str, text: str, *, as_json: bool) -> ExitCode:
+def show_missing(failure_id: str, text: str, *, raw: bool, as_json: bool) -> ExitCode:
+    if raw:
+        return _write_nothing(f"{failure_id} {text}")
     emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
+    return ExitCode.FINDING
+
+
+def _write_nothing(why: str) -> ExitCode:
+    """Say why there is no value to write: not on stdout, which is for the value alone."""
+    click.echo(with_app(f"retryapp: {printable(why)}", Given.now().app_spec), err=True)
     return ExitCode.FINDING

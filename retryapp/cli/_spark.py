@@ -6,7 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -112,7 +112,8 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
             stopping.join(STOP_S)
             raise
         except BaseException:
-            session.stop()
+            with _java_may_be_gone():
+                session.stop()
             raise
         else:
             session.stop()
@@ -128,6 +129,13 @@ def spark_job(options: SessionOptions) -> Iterator[tuple[SparkSession, threading
     job = str(click.get_current_context().info_name)
     with spark_session(options) as spark, interruptible(spark, quiet=is_ours) as stopped, failures_named(job):
         yield spark, stopped
+
+
+def _java_may_be_gone() -> AbstractContextManager[None]:
+    """Suppress what py4j raises where Java has ended, of which the error under way tells."""
+    from py4j.protocol import Py4JError
+
+    return suppress(Py4JError, ConnectionError)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -164,7 +172,8 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession, *, quiet: bool =
     finally:
         over.set()
         canceller.join()
-        context.removeJobTag(tag)
+        with _java_may_be_gone():
+            context.removeJobTag(tag)
 
 
 @contextmanager

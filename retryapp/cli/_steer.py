@@ -16,12 +16,13 @@ from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table, undecoded_text
 from retryapp.cli._target import decoding_of, origin_named, resolve, resolve_failure
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, confirm, emit
 from retryapp.core.checks import problem_text
 from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
@@ -33,6 +34,13 @@ _Target = tuple[KafkaConnection, HandlerTopology]
 """A handler whose records are steered."""
 _Records = Mapping[str, Mapping[str, Any]]
 """By failure id: the fields of its command that name it."""
+_HELD: Final = {
+    "operator": "held by somebody",
+    "token": "wait for an event, as their handlers asked (Defer)",
+    "sequence": "wait for earlier records of their keys: refused",
+    None: "not held: refused",
+}
+"""What a release by a filter is about, by what holds records (`core.rows.PendingRow.held_by`)."""
 BATCH: Final = 500
 """Commands that are sent together."""
 
@@ -149,16 +157,26 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
         raise click.UsageError("give failure ids or a filter, not both")
     only: Any = {"partition": None, "before_ms": None, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(*resolve(place), **only, limit=None)
-    names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
-    causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in found.records)
+    holds = Counter(record["held_by"] for record in found.records)
+    stopped = verb is Verb.RELEASE and holds.pop("stopped", 0)
+    records = [record for record in found.records if not stopped or record["held_by"] != "stopped"]
+    names = [record["failure_id"] for record in records if record["failure_id"] is not None]
+    causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in records)
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
     lines.append(f"{verb}: {len(names)} that wait")
-    if damaged := len(found.records) - len(names):
+    if damaged := len(records) - len(names):
         lines.append(f"{damaged} more fit, and are left out: they are damaged and have no failure id")
+    if verb is Verb.RELEASE:
+        lines += [f"{count:>9}  {_HELD[word]}" for word, count in holds.most_common()]
+    if stopped:
+        lines.append(
+            f"{counted(stopped, 'stopped sequence')} more fit, and are left out: a release lets later records of the "
+            "key go on without the dead one. Release each by its failure id"
+        )
     lines += undecoded_text(found)
     click.echo(printable("\n".join(lines)), err=True)
     if names and not yes:
-        click.confirm("go on?", abort=True, err=True)
+        confirm("go on?")
     return names
 
 

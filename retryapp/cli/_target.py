@@ -102,10 +102,16 @@ def _read_client_config(path: Path) -> Mapping[str, str]:
     """Read a file of client properties: ``name=value`` lines, ``#`` comments.
 
     Raises:
-        InvalidSettingError: a line has no ``=``; only its number is shown, for it may contain a secret.
+        InvalidSettingError: it is no text in UTF-8, or a line has no ``=``; only the number of that is shown, for it
+            may contain a secret.
     """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        expected = "expected text in UTF-8, name=value a line"
+        raise InvalidSettingError("--client-config", str(path), expected) from error
     properties: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

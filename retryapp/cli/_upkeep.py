@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
+from retryapp.cli._options import LENGTH, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
 from retryapp.cli._target import connect
-from retryapp.cli.console import emit
+from retryapp.cli.console import emit, stderr_console
 from retryapp.core.text import counted
 from retryapp.kafka import reach
 from retryapp.lookup.instants import utc_text
-from retryapp.pipeline.remains import find_remains
+from retryapp.pipeline.remains import Remains, find_remains
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -75,12 +75,15 @@ def vacuum(*, hours: int, lake: str, session: SessionOptions, wait_s: float, as_
 
 
 @click.command()
-@click.option("--acknowledge", "names", metavar="GAP", multiple=True, help="A loss that is known; may be repeated.")
+@click.option(
+    "--acknowledge", "names", metavar="GAP|TOPIC", multiple=True,
+    help="A loss that is known, or a topic for all of its losses until now; may be repeated.",
+)  # fmt: skip
 @click.option("--note", default="", help="Why it needs no more attention; shown with the gap.")
 @lake_options
 @json_option
 def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOptions, as_json: bool) -> None:
-    """List the offsets that were lost before they were archived; acknowledge some.
+    """List the offsets that were not archived, or are in doubt; acknowledge some.
 
     'analyse' and 'report' fail because of a gap until it is acknowledged; afterwards they show it as a warning.
     """
@@ -104,10 +107,10 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
 
 
 @click.command()
-@click.option("--key", help="The records' key, as text (UTF-8).")
+@click.option("--key", help="The records' key, as its bytes are typed: text in UTF-8.")
 @click.option(
     "--key-file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the key's bytes; keeps the key out of shell history and process lists.",
+    help="File with the key's bytes, a line end at its end too; keeps the key out of shell history and process lists.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Finish the erasures that were interrupted; their keys are not needed.")
 @click.option("--broker", metavar="HOST:PORT", help="List the key's records that are still on topics; needs --group.")
@@ -148,14 +151,20 @@ def erase(
         return
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
-    raw = key_file.read_bytes() if key_file is not None else (key or "").encode()
-    admin = None if broker is None else reach(connect(broker, client_config))
+    raw = key_file.read_bytes() if key_file is not None else typed_bytes(key or "")
+    if key_file is not None and raw.endswith((b"\n", b"\r")):
+        stderr_console.print("the key ends with a line end, as the file does", highlight=False)
+    remains = list[Remains]()  # found first: an error or Ctrl-C there must not hide that rows were erased
+    if broker is not None:
+        admin = reach(connect(broker, client_config))
+        found = [part for group in sorted(set(groups)) for part in find_remains(admin, group, raw)]
+        remains = list(dict.fromkeys(found))  # two groups may have one main topic
     with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)
-    remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
     later = "what has failed of the key so far will not be archived; what fails from now on will be: erase again then"
     lines = [f"{counted(erased.rows, 'row')} erased; {later}"]
     for part in remains:
         until = "without a limit" if part.expires_ms is None else f"until {utc_text(part.expires_ms)}"
+        until = "until it has an outcome" if part.waiting else until
         lines.append(f"  {part.topic} keeps {counted(part.records, 'record')} of the key {until}")
     emit({**asdict(erased), "remains": remains}, "\n".join(lines), as_json=as_json)

@@ -30,7 +30,8 @@ CONNECT_S: Final = 1.0
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error",
                 "last_error_ms", "partition", "circuit", "circuits", "paused")  # fmt: skip
 _FIGURES: Final = ("pending", "next_due_ms", "dead", "as_of_ms", "unknown_partitions", "rates")
-_ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
+_ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OSError)
+"""What an address raises that does not answer, or is not of a worker."""
 
 
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
@@ -78,13 +79,21 @@ class Workers:
 
     def __init__(self, group: str | None, urls: Sequence[str], *, only: str | None = None, token: str = "") -> None:
         self.group = group
-        addresses = [url if "://" in url else f"http://{url}" for url in urls]
-        self.urls = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in addresses]
+        self.urls: list[str] = []
+        """Addresses that are asked first: those that were given, and those of workers that have answered last."""
+        self._given: list[str] = []
+        self.look_at(urls)
         self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
         """By address; those that a worker names are not trusted with a token."""
         self._only = only
         self.refused: set[str] = set()
         """Addresses of pages that want a token, or another one."""
+
+    def look_at(self, urls: Sequence[str]) -> None:
+        """Ask at these addresses from now on; at the former ones, too, until a worker answers."""
+        addresses = [url if "://" in url else f"http://{url}" for url in urls]
+        self._given = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in addresses]
+        self.urls = [*dict.fromkeys([*self._given, *self.urls])] if urls else []
 
     def ask(self, now_ms: int) -> Group:
         """Return the group's figures; without workers if none answers."""
@@ -94,7 +103,8 @@ class Workers:
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             workers = await self._everyone(session)
-        self.urls = sorted({*self.urls, *(worker.asked for worker in workers)})
+        if workers:  # others are gone; where none answers, all may be back
+            self.urls = sorted({*self._given, *(worker.asked for worker in workers)})
         notes = [f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index.get("broker_silence")]
         notes += [
             f"{w.url} is of another version, and does not say all that is shown here"
@@ -116,6 +126,7 @@ class Workers:
         workers: dict[str, _Worker] = {}
         asked: set[str] = set()
         todo = set(self.urls)
+        self.refused.clear()  # some may be gone
         while todo:
             asked |= todo
             answers = await asyncio.gather(*(self._worker(session, url) for url in sorted(todo)))

@@ -56,12 +56,12 @@ def command(*, place: Place, as_json: bool) -> ExitCode:
 def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopology]) -> list[dict[str, Any]]:
     """Return the causes of what waits and of open dead letters, the most frequent first.
 
-    Memory is some 300 bytes for each letter. What is damaged has no cause, and is left out.
+    Memory is some 300 bytes for each record. What is damaged has no cause, and is left out.
     """
     causes: list[dict[str, Any]] = []
     for topology in topologies:
-        rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value)
-        waits = summed(filter(None, map(row_failed_of, rows.values())))
+        rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: row_failed_of(value))
+        waits = summed(filter(None, rows.values()))
         waiting = {each.cause_id: each.records for each in waits}
         for each in summed(chain(waits, _open(connection, topology))):
             count = waiting.get(each.cause_id, 0)

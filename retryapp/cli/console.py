@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from typing_extensions import override
 
+from retryapp.core.errors import RetryAppError
 from retryapp.core.text import with_app
 from retryapp.lookup.payloads import escaped_json, printable
 
@@ -63,6 +64,28 @@ def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) 
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+class DeclinedError(RetryAppError):
+    """Somebody has answered no. Operator action: none."""
+
+
+def confirm(question: str) -> None:
+    """Ask whether to send what was shown; return if the answer is yes.
+
+    Raises:
+        DeclinedError: it is no.
+        click.UsageError: there is nobody to answer.
+        KeyboardInterrupt: the question was interrupted.
+    """
+    try:
+        yes = click.confirm(question, err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            raise click.UsageError("nobody answers the question: give --yes. Nothing was sent") from error
+        raise KeyboardInterrupt("nothing was sent") from error
+    if not yes:
+        raise DeclinedError("nothing was sent")
 
 
 class Given:

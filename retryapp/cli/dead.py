@@ -9,14 +9,24 @@ from typing import Any, BinaryIO, Final
 import click
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
-from retryapp.cli._options import RATE, Place, decorated, json_option, list_options, pair, place_options, raw_option
+from retryapp.cli._options import (
+    RATE,
+    Place,
+    decorated,
+    json_option,
+    list_options,
+    pair,
+    place_options,
+    raw_option,
+    typed_bytes,
+)
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import need_reason, steer, steer_options
 from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, payloads
+from retryapp.lookup.records import dead_detail, dead_entry, dead_value, find_dead, list_dead, payloads
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -58,8 +68,8 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if value is not None and value_file is not None:
                 raise click.UsageError("--value and --value-file exclude each other")
-            data = value_file.read() if value_file is not None else None if value is None else _bytes(value)
-            pairs = {name: _bytes(text) for name, _, text in (each.partition("=") for each in headers)}
+            data = value_file.read() if value_file is not None else None if value is None else typed_bytes(value)
+            pairs = {name: typed_bytes(text) for name, _, text in (each.partition("=") for each in headers)}
             try:
                 edit = Edit.of(
                     idempotency, value=data, key=None if key is None else key.encode(), headers=pairs, drop=drop
@@ -92,11 +102,6 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Edit: the idempotency key stays, or ends with -e1.",
         ),
     )
-
-
-def _bytes(text: str) -> bytes:
-    """Return a word of the command line as it was typed, also where it is no UTF-8."""
-    return text.encode("utf-8", "surrogateescape")
 
 
 @click.group(name="dead", cls=Group)
@@ -145,7 +150,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     died more than once (after a replay), the last dead letter is shown.
 
     \b
-    Exit codes: 0 it is there, 1 it is not.
+    Exit codes: 0 it is there, 1 it is not; with --raw also: it does not have its value.
 
     \b
     Examples:
@@ -159,7 +164,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
             "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
             "(dead_letters='drop'), or its letter was deleted by retention"
         )
-        return show_missing(failure_id, text, as_json=as_json)
+        return show_missing(failure_id, text, raw=raw, as_json=as_json)
     record, mark = found
     facts = {
         **dead_detail(dead_entry(record), record.headers),
@@ -168,7 +173,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         "mark": mark,
         **payloads(record.headers, record.key, record.value, show_of(place, topology.main)),
     }
-    return show_record(facts, record.value, raw=raw, as_json=as_json)
+    return show_record(facts, dead_value(record), raw=raw, as_json=as_json)
 
 
 @command.command()

@@ -46,7 +46,7 @@ def show_levels(
     connection, topology = only_handler(place)
     facts: dict[str, dict[str, Any]] = {}
     lines = []
-    steerings, queued = remembered_and_queued(connection, topology)
+    steerings, queued, _ = remembered_and_queued(connection, topology)
     for number, each in steerings.items():
         paused = {} if each.paused is None else {"": each.paused}
         for at, level in (paused if name == "paused" else each.forced_open).items():

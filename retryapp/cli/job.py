@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, job_text, only_handler, unknown_job, watch
+from retryapp.cli._jobs import answers, job_text, late_text, only_handler, unknown_job, watch
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._steer import audit_options
@@ -15,7 +15,7 @@ from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import JOB_ID
 from retryapp.core.jobs import MOST_NAMED, JobVerb
 from retryapp.core.text import counted
-from retryapp.lookup.jobs import job_facts, parts_of, passed, progress_facts, read_refused, summed, tell_job
+from retryapp.lookup.jobs import parts_of, passed, progress_of, read_refused, summed, tell_job
 
 
 @click.group(name="job", cls=Group)
@@ -41,15 +41,15 @@ def command() -> None:
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
     """List jobs that have not ended, and the last ones that have."""
-    jobs = parts_of(*only_handler(place))
-    wholes = {job: summed(parts) for job, parts in jobs.items()}
-    rows = [
-        [job, each.verb, str(each.state), str(each.done), str(each.refused.total() - passed(each)), each.by, each.why]
-        for job, each in wholes.items()
-    ]
+    jobs = progress_of(*only_handler(place))
+    rows = []
+    for job, found in jobs.items():
+        each, state = found.whole, f"{found.whole.state}, {late_text(found)}".removesuffix(", ")
+        count = each.refused.total() - passed(each)
+        rows.append([job, each.verb, state, str(each.done), str(count), each.by, each.why])
     text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
     text = text if rows else "no jobs; one that still waits for a worker is not listed"
-    emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
+    emit({"jobs": [found.facts(job) for job, found in jobs.items()]}, text, as_json=as_json)
     return ExitCode.FINE
 
 
@@ -68,10 +68,10 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
     connection, topology = only_handler(place)
     if follow:
         return watch(connection, topology, job, None, as_json=as_json)
-    parts = parts_of(connection, topology).get(job)
-    if parts is None:
+    found = progress_of(connection, topology).get(job)
+    if found is None:
         return unknown_job(job, as_json=as_json)
-    emit(progress_facts(job, parts), job_text(job, parts), as_json=as_json)
+    emit(found.details(job), job_text(job, found), as_json=as_json)
     return ExitCode.FINE
 
 

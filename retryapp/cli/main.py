@@ -78,9 +78,14 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
     except SystemExit as exit_:  # some libraries, and click on a closed pipe
-        return exit_.code if isinstance(exit_.code, int) else ExitCode.FINDING
-    except (click.Abort, KeyboardInterrupt):
-        emit_error("Interrupted", "interrupted", ExitCode.INTERRUPTED, as_json=as_json)
+        if exit_.code is None or isinstance(exit_.code, int):
+            return exit_.code or ExitCode.FINE
+        emit_error("SystemExit", str(exit_.code), ExitCode.FINDING, as_json=as_json)
+        return ExitCode.FINDING
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = str(error) or str(error.__cause__ or "")  # click raises its own for one that says what was sent
+        message = f"interrupted: {said}" if said else "interrupted"
+        emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
         return ExitCode.INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -13,6 +13,7 @@ from retryapp.cli._steer import steer, waiting_options
 from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Verb
+from retryapp.core.errors import RetryAppError
 from retryapp.core.jobs import LetterFilter
 from retryapp.kafka import read_record
 from retryapp.lookup.circuits import mark_circuits
@@ -103,7 +104,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     FAILURE_ID is group/topic@id/partition/offset, as in lists and logs; --group is not needed.
 
     \b
-    Exit codes: 0 it waits, 1 it does not.
+    Exit codes: 0 it waits, 1 it does not; with --raw also: its value cannot be read.
 
     \b
     Examples:
@@ -114,10 +115,14 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     entry = find_waiting(connection, topology, origin)
     if entry is None:
         text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
-        return show_missing(failure_id, text, as_json=as_json)
+        return show_missing(failure_id, text, raw=raw, as_json=as_json)
+    unread = ""
     if (there := place_of(entry, topology.main)) is not None:
-        entry = whole_entry(entry, read_record(connection, *there))
-    record = pending_detail(entry, show_of(place, topology.main))
+        try:
+            entry = whole_entry(entry, read_record(connection, *there))
+        except RetryAppError as error:  # the record waits all the same
+            unread = str(error)
+    record = pending_detail(entry, show_of(place, topology.main), unread=unread)
     mark_circuits(connection, topology, [record], SystemClock().wall_ms())
     return show_record(record, pending_value(entry), raw=raw, as_json=as_json)
 
@@ -184,7 +189,8 @@ def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Ex
     """Release held records: each is due when it was due before the hold, or now if that time has passed.
 
     A token (delivery.token) in place of a failure id releases the record of a delivery that raised Defer, or is about
-    to: that record is due at once.
+    to: that record is due at once. The failure id of a dead record behind which its sequence has stopped lets the
+    sequence go on without it; a filter leaves such records out.
     """
     return steer(Verb.RELEASE, failure_ids, place, **options)
 

@@ -24,11 +24,13 @@ from retryapp.cli._spark import (
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import ExitCode, Group, emit, stderr_console
+from retryapp.cli.console import ExitCode, Group, emit, emit_error, stderr_console
+from retryapp.core.errors import RetryAppError
 from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
+from retryapp.pipeline.failures import failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import Life
@@ -101,7 +103,8 @@ def archive(
     Reads what is there now and ends; run it again for new records. It may be killed at any moment: a rerun continues,
     and no record is archived twice. Records that were deleted before they were read are reported (exit code 1). A
     second run of the same group is refused, or waits as --wait says; runs of other groups and the lake's upkeep are
-    waited for, at least ten minutes. Only a lake on a path keeps runs apart: elsewhere run one at a time. With --every
+    waited for, at least ten minutes. A group that fails keeps no other from being archived; then the command ends with
+    its error. Only a lake on a path keeps runs apart: elsewhere run one at a time. With --every
     there is no limit unless --wait sets one, and each round prints its result, with --json as one object a line. With
     --metrics-port the run serves metrics for Prometheus.
 
@@ -115,30 +118,42 @@ def archive(
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
         spark, stopped = stack.enter_context(spark_job(replace(session, brief=False)))
         from retryapp.pipeline.archive import Archive
+        from retryapp.pipeline.facts import Facts
+        from retryapp.pipeline.gaps import Gaps
         from retryapp.pipeline.lake import open_lake
 
         opened = open_lake(spark, lake)
+        known_gaps = Gaps(Facts(spark, opened))
         jobs = [
             Archive(spark, connection, opened, group, now_ms=now_ms, rows_per_batch=rows_per_batch)
             for group in sorted(set(groups))
         ]
         while True:
             results: list[Archived] = []
+            failed: list[RetryAppError] = []
             for job in jobs:
                 try:
-                    with _progress(job.group) as show:
+                    with _progress(job.group) as show, failures_named("archive"):
                         result = job.run_once(on_progress=show, stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
-                except HeldError:
+                except RetryAppError as error:
                     if stopped.is_set():
-                        break
-                    raise
+                        if isinstance(error, HeldError):
+                            break
+                        raise
+                    failed.append(error)  # retention does not wait: the other groups' records are archived first
+                    continue
                 results.append(result)
                 if metrics is not None and not result.interrupted:
-                    metrics.round_ended(result.group, ended_ms=now_ms(), gaps=len(result.gaps))
+                    metrics.round_ended(result.group, ended_ms=now_ms(), gaps=known_gaps.open_of(result.group))
                 if stopped.is_set():
                     break
             facts = {"lake": opened.uri, "groups": [archived_facts(result) for result in results]}
-            emit(facts, "\n".join(map(archived_text, results)), as_json=as_json)
+            if results or not failed:
+                emit(facts, "\n".join(map(archived_text, results)), as_json=as_json)
+            if failed:
+                for other in failed[1:]:
+                    emit_error(type(other).__name__, str(other), other.exit_code, as_json=as_json)
+                raise failed[0]
             code = ExitCode.FINDING if any(result.gaps for result in results) else code
             if every is None or stopped.wait(every / 1_000):
                 break
@@ -159,12 +174,14 @@ def status(
     Lists the erasures that have not ended.
 
     \b
-    Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour, or an erasure has not ended.
+    Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour, a topic is shorter than the
+    archive, or an erasure has not ended.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
     with spark_job(session) as (spark, _):
         from retryapp.pipeline.erasures import Erasures
         from retryapp.pipeline.facts import Facts
+        from retryapp.pipeline.gaps import SHORTER
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.outlook import find_outlook
 
@@ -174,6 +191,11 @@ def status(
         topics = [topic for group in sorted(set(groups)) for topic in find_outlook(spark, opened, admin, group)]
     facts = {"lake": opened.uri, "now_ms": now_ms, "topics": topics, "open_erasures": erasures}
     lines = [
+        f"{topic.topic}[{partition}] {SHORTER.format(offset)}"
+        for topic in topics
+        for partition, offset in sorted(topic.cut_off.items())
+    ]
+    lines += [
         f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): if none "
         f"is running, 'retryapp pipeline erase --resume --lake {quote(opened.uri)}' finishes it"
         for erasure in erasures
@@ -232,21 +254,14 @@ def archived_facts(result: Archived) -> dict[str, Any]:
 
 
 def archived_text(result: Archived) -> str:
+    from retryapp.pipeline.gaps import gap_text
+
     lines = [
         f"{result.group}: {counted(result.rows, 'record')} of {counted(result.topics, 'topic')} archived in "
         f"{result.elapsed_ms / 1_000:.1f} s ({result.rows_per_s:,.0f}/s)"
         f"{', then interrupted: a rerun continues' if result.interrupted else ''}"
     ]
-    for gap in result.gaps:
-        if gap.from_offset is None:  # the topic was cut off
-            what = f"is shorter than the archive: new records below offset {gap.to_offset or 0:,} are not read"
-            lines.append(f"  {gap.life.topic}[{gap.partition}] {what}")
-            continue
-        upto = "an unknown offset" if gap.to_offset is None else f"{gap.to_offset:,}"
-        lines.append(
-            f"  lost: {gap.life.topic}[{gap.partition}] from offset {gap.from_offset:,} to {upto}, "
-            f"deleted before it was archived ({gap.reason})"
-        )
+    lines += [f"  not archived: {gap_text(gap.row('', '', 0))}" for gap in result.gaps]
     lines += [
         f"  {life.topic} was re-created: epoch {life.epoch} begins" for life in result.new_lives if life.epoch > 1
     ]

@@ -15,15 +15,17 @@ from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.core.text import counted
-from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaRequestError
-from retryapp.kafka.errors import CertificateRefusedError
+from retryapp.kafka import KafkaAdmin
+from retryapp.kafka.errors import GroupUnknownError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
 _MEMBERS_S = 5.0
 _FRAME_S = 2.0
+_HOSTS_S: Final = 10.0
+"""How often the hosts of members are looked for; at each frame while no worker answers."""
 MORE_PORTS: Final = 8
 """Ports tried beyond one for each member."""
 
@@ -80,20 +82,36 @@ class _Watch:
         if alone and not urls:
             raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
         target = None if alone else resolve(place, ask=False)
+        self._target = None if urls else target
         self._members, self._looked_at = 0, ", ".join(urls)
+        self._hosts_until_s = 0.0
         group = place.group if target is None else target.topologies[0].group
         token = load_settings().token.get_secret_value() if urls else ""
-        if target is not None and not urls:
-            hosts, self._members = _hosts(target)
-            first = load_settings().web_port
-            ports = range(first, first + self._members + MORE_PORTS)
-            urls = tuple(f"http://{host}:{port}" for host in hosts for port in ports)
-            self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
         self._workers = Workers(group, urls, only=place.topic, token=token)
+
+    def _find(self, target: Target) -> None:
+        """Look for the hosts of the group's members. They come and go: later faults leave those that are known."""
+        try:
+            hosts, self._members = _hosts(target)
+        except RetryAppError as error:
+            if self._looked_at:
+                return
+            if not isinstance(error, BrokerUnreachableError):
+                raise
+            hosts = ["127.0.0.1"]
+        first = load_settings().web_port
+        ports = range(first, first + self._members + MORE_PORTS)
+        self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
+        self._workers.look_at([f"http://{host}:{port}" for host in hosts for port in ports])
 
     def look(self) -> Group:
         """Return the group's figures now; without workers where none answers."""
+        if self._target is not None and time.monotonic() >= self._hosts_until_s:
+            self._find(self._target)
+            self._hosts_until_s = time.monotonic() + _HOSTS_S
         group = self._workers.ask(self._clock.wall_ms())
+        if not group.workers:
+            self._hosts_until_s = 0.0
         missing = self._members - len(group.workers)
         if not self._workers.urls:
             note = "the group has no running members"
@@ -112,15 +130,11 @@ class _Watch:
 
 
 def _hosts(target: Target) -> tuple[list[str], int]:
-    """Return the hosts of the group's members, and how many members there are; without a broker, this machine."""
+    """Return the hosts of the group's members, and how many members there are."""
     try:
         admin = KafkaAdmin(target.connection, timeout_s=_MEMBERS_S)
         members = admin.describe_group(target.topologies[0].group).members
-    except BrokerUnreachableError:
-        return ["127.0.0.1"], 0
-    except (AccessDeniedError, CertificateRefusedError):
-        raise
-    except KafkaRequestError:  # there is no such group
+    except GroupUnknownError:
         return [], 0
     hosts = sorted({member.host.lstrip("/") for member in members})
     return [f"[{host}]" if ":" in host else host for host in hosts], len(members)

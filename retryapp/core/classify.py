@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from retryapp.core.errors import UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
-from retryapp.core.rules import MAX_NESTING, ErrorClass, OnFault, Rule, chain, non_retryable
+from retryapp.core.rules import ErrorClass, OnFault, Rule, first_answer, non_retryable
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, place_of, plain_text, qualified_name
 from retryapp.core.values import keyword_value_type
@@ -79,6 +80,8 @@ class Failure:
     """The rule that decided; None: no rule did."""
     circuit: str = ""
     """Name of the circuit that counts it; empty: the handler's own."""
+    asked_by_handler: bool = False
+    """The wait is the handler's own: no circuit counts it."""
     deferred: bool = False
     """It is no failure: the record waits for its release, so long at most."""
 
@@ -121,7 +124,7 @@ def classify(
         on_fault: see `core.rules`.
         text_of: returns the text of an error, which is cut after that.
     """
-    verdict = _verdict(error, set(), MAX_NESTING, now_ms)
+    verdict = first_answer(error, _verdict, partial(_verdict_of_group, now_ms))
     said = None if verdict is None else verdict.error if verdict.whole else verdict.later or verdict.error
     decisive: BaseException | None = said
     rule: Rule | None = None
@@ -138,11 +141,11 @@ def classify(
         elif error_class is ErrorClass.NON_RETRYABLE:
             reason = DeadReason.NON_RETRYABLE
         decisive = culprit or decisive
-    asked_ms = None
+    asked_ms, asked_by_handler = None, False
     if error_class is ErrorClass.RETRYABLE:
         waits = RetryLater | Defer if verdict is not None and verdict.whole else RetryLater
         if isinstance(said, waits):
-            asked_ms = said.wait_ms(now_ms)
+            asked_ms, asked_by_handler = said.wait_ms(now_ms), True
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
     circuit = "" if rule is None else rule.circuit
@@ -160,6 +163,7 @@ def classify(
         place=place_of(shown),
         rule=rule,
         circuit=circuit,
+        asked_by_handler=asked_by_handler,
         deferred=verdict is not None and verdict.whole and isinstance(verdict.error, Defer),
     )
 
@@ -170,20 +174,21 @@ def _class_of(verdict: Verdict) -> ErrorClass:
     return ErrorClass.SKIPPABLE if isinstance(verdict, Skip) else ErrorClass.RETRYABLE
 
 
-def _verdict(error: BaseException, seen: set[int], levels: int, now_ms: int) -> _Verdict | None:
-    for current in chain(error, seen):
-        if isinstance(current, Verdict):
-            return _Verdict(current, later=current if isinstance(current, RetryLater) else None)
-        if isinstance(current, BaseExceptionGroup) and levels:
-            members = [_verdict(member, seen, levels - 1, now_ms) for member in current.exceptions]
-            found = [each for each in members if each is not None]
-            if found:
-                worst = max(found, key=lambda each: each.rank(now_ms))
-                whole = len(found) == len(members) and all(each.whole for each in found)
-                waits = [each.later for each in found if each.later is not None]
-                later = max(waits, key=lambda each: each.wait_ms(now_ms), default=None)
-                return worst._replace(whole=whole or isinstance(worst.error, Reject), later=later)
-    return None
+def _verdict(error: BaseException) -> _Verdict | None:
+    if not isinstance(error, Verdict):
+        return None
+    return _Verdict(error, later=error if isinstance(error, RetryLater) else None)
+
+
+def _verdict_of_group(now_ms: int, members: list[_Verdict | None]) -> _Verdict | None:
+    found = [each for each in members if each is not None]
+    if not found:
+        return None
+    worst = max(found, key=lambda each: each.rank(now_ms))
+    whole = len(found) == len(members) and all(each.whole for each in found)
+    waits = [each.later for each in found if each.later is not None]
+    later = max(waits, key=lambda each: each.wait_ms(now_ms), default=None)
+    return worst._replace(whole=whole or isinstance(worst.error, Reject), later=later)
 
 
 def _shown_error(error: BaseException, decisive: BaseException | None) -> BaseException:

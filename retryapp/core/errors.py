@@ -317,9 +317,10 @@ class PublishRefusedError(PublishError):
 
 
 class DestinationError(PublishError):
-    """The topic does not take it: it is not there, we may not write, or its broker refused.
+    """The topic does not take it: it is not there, we may not write, its broker refused, or a partition is closed.
 
-    Operator action: create the topic, or grant the right; until then attempts fail and are tried again by the policy.
+    Operator action: create the topic, grant the right, or bring back the brokers that are away; until then attempts
+    fail and are tried again by the policy.
     """
 
 

@@ -1,14 +1,14 @@
 """Rules for errors of HTTP clients, told by their names and attributes: httpx, aiohttp, requests. None is imported.
 
-=======================================  ==========================================
+=======================================  ==========================================================
 answer                                   what it means
-=======================================  ==========================================
-429, 503                                 retryable, after ``Retry-After`` if it has one
+=======================================  ==========================================================
+429, 503                                 retryable, after ``Retry-After`` if it names a time to come
 5xx, 401, 403, 404, 408, 409, 425        retryable
 no answer (connection, time-out)         retryable
 400, 410, 422                            non-retryable
 any other                                no rule: the next one decides
-=======================================  ==========================================
+=======================================  ==========================================================
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 from retryapp.core.durations import Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
-from retryapp.core.traces import qualified_name
+from retryapp.core.traces import qualified_name, raised_in
 
 _ANSWERS: Final = frozenset(
     {
@@ -39,6 +39,7 @@ _SILENCE: Final = frozenset(
         "httpx._exceptions.TransportError",
         "requests.exceptions.ChunkedEncodingError",
         "requests.exceptions.ConnectionError",
+        "requests.exceptions.RetryError",
         "requests.exceptions.Timeout",
     }
 )
@@ -73,7 +74,7 @@ def is_final(_delivery: Any, error: BaseException) -> bool:
 def may_pass(_delivery: Any, error: BaseException) -> bool:
     """Tell whether a service could not be asked, or may answer otherwise later."""
     status = _status(error)
-    return _is_one_of(error, _SILENCE) if status is None else status in _LATER or 500 <= status <= 599
+    return _is_silence(error) if status is None else status in _LATER or 500 <= status <= 599
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +88,12 @@ class RetryAfter:
         return f"retry_after<={format_duration_ms(self.cap_ms)}"
 
     def __call__(self, error: BaseException, now_ms: int) -> int | None:
-        """Return the wait in milliseconds, at most the cap; None where the answer names none that can be read."""
-        if _status(error) not in _MAY_SAY_WHEN:
-            return None
-        wait_ms = _wait_ms(_retry_after(error), now_ms)
-        return None if wait_ms is None else min(wait_ms, self.cap_ms)
+        """Return the wait in milliseconds, at most the cap; None where the answer names no time to come."""
+        wait_ms = _wait_ms(_retry_after(error), now_ms) if _status(error) in _MAY_SAY_WHEN else 0
+        return min(wait_ms, self.cap_ms) or None  # without a wait, all delays of the schedule would be over at once
 
 
-def _wait_ms(text: str | None, now_ms: int) -> int | None:
+def _wait_ms(text: str | None, now_ms: int) -> int:
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return int(text[:_MAX_DIGITS]) * 1_000
@@ -103,7 +102,13 @@ def _wait_ms(text: str | None, now_ms: int) -> int | None:
         aware = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
         return max(0, round(aware.timestamp() * 1_000) - now_ms)
     except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+        return 0
+
+
+def _is_silence(error: BaseException) -> bool:
+    if type(error) is TimeoutError:  # what aiohttp raises after `ClientTimeout(total=...)`, five minutes by default
+        return (raised_in(error) or "").startswith("aiohttp.")
+    return _is_one_of(error, _SILENCE)
 
 
 def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:

@@ -178,6 +178,26 @@ class TooFewCopiesError(EnvironmentFault):
         )
 
 
+class NoLeaderError(EnvironmentFault):
+    """A topic has taken no records for too long. Operator action: see the message."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        super().__init__(f"{topic}[{partition}] takes no records: it has no leader. {_BROKERS_AWAY}")
+
+
+class TopicGoneError(EnvironmentFault):
+    """A topic that a lane writes to is not there any more. Operator action: create it again."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"topic {topic} is not there, or this login may no longer see it. Create it again ('retryapp topics create "
+            f"-A MODULE' makes those of retryapp; they come back empty), or grant Describe on it"
+        )
+
+
 class MarkersLateError(LaneError):
     """The end of a lane's former transaction is not on all its partitions. Operator action: see the message."""
 

@@ -21,6 +21,8 @@ MASKED: Final = "***"
 LEAST_CHARS: Final = 3
 """Shorter values are not looked for in messages: they would be found in any."""
 _EVERY: Final = "*"
+_LITERAL: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+"""A string in JSON."""
 _WRONG: Final = re.compile(r"\A/.*(~|[;\s]/)|\A[^/].*[/;]")
 """An escape that is none, or something else than a comma between entries."""
 
@@ -72,15 +74,21 @@ class Mask:
         return lru_cache(maxsize=16)(lambda text: free(text, secrets()))
 
     def secrets(self, *records: tuple[Headers, bytes | None, bytes | None]) -> list[str]:
-        """Return what is masked in headers, keys and values, also as Python or JSON quote it, the longest first."""
+        """Return what is masked in headers, keys and values, the longest first.
+
+        Also as its sender has escaped it in JSON, and as Python or JSON quote it.
+        """
         every = (header for headers, _, _ in records for header in headers)
-        secrets = {raw.decode("utf-8", "replace") for name, raw in every if raw and name.lower() in self.headers}
+        raws = [raw for name, raw in every if raw and name.lower() in self.headers]
+        secrets = {text for raw in raws for text in (raw.decode("utf-8", "replace"), repr(raw)[2:-1])}
         secrets |= {secret.partition(" ")[2] for secret in secrets}  # a token without its scheme
         for payload in (each for _, *both in records for each in both if each and self.pointers):
             with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
-                found = json.loads(payload)
+                text = payload.decode(json.detect_encoding(payload), "surrogatepass")
+                found = json.loads(text)
                 places = [place for pointer in self.pointers for place in places_of(found, pointer)]
-                secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
+                leaves = {leaf for container, key in places for leaf in _leaves(container[key])}
+                secrets |= leaves | _as_sent(text, leaves)
         for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr, _bytes_quoted):
             secrets |= {quote(secret)[1:-1] for secret in secrets}
         return sorted((secret for secret in secrets if len(secret) >= LEAST_CHARS), key=len, reverse=True)
@@ -147,6 +155,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a name is there twice, and what the first one has would be shown")
     return found
+
+
+def _as_sent(text: str, strings: set[str]) -> set[str]:
+    r"""Return how a JSON text has some strings: there is more than one way to escape, as ``\/`` and ``\u002F``."""
+    if not strings or "\\" not in text:
+        return set()
+    literals = [each for each in _LITERAL.findall(text) if "\\" in each]
+    read = json.loads(f"[{','.join(literals)}]")  # all at once: there may be very many
+    return {literal[1:-1] for literal, string in zip(literals, read, strict=True) if string in strings}
 
 
 def _leaves(value: Any) -> Iterator[str]:

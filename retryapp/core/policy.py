@@ -99,10 +99,10 @@ class RetryPolicy:
         given: object = text  # callers without type checks pass anything here
         if not isinstance(given, str):
             raise InvalidPolicyError("policy", text, "expected a RetryPolicy or its text, as '5m*2 30m*3 1h'")
-        schedule, *parts = (part.strip() for part in text.split(";"))
+        schedule, *parts = (part.strip() for part in text.strip().removesuffix(";").split(";"))
         fields: dict[str, str] = {}
         for part in parts:
-            name, _, value = part.partition("=")
+            name, value = (each.strip() for each in part.partition("=")[::2])
             if name not in _TEXT_FIELDS or name in fields:
                 known = ", ".join(_TEXT_FIELDS)
                 problem = f"{part!r} is unknown or occurs twice; text has a schedule, {known}; rules need a RetryPolicy"
@@ -219,6 +219,6 @@ def _attempts(given: int | None, schedule: Schedule, rules: tuple[Rule, ...]) ->
 
 
 def _otherwise(given: str | ErrorClass) -> ErrorClass:
-    if given not in {ErrorClass.RETRYABLE, ErrorClass.NON_RETRYABLE}:
+    if given not in (ErrorClass.RETRYABLE, ErrorClass.NON_RETRYABLE):  # in a set, a list would be no key
         raise InvalidPolicyError("otherwise", given, "expected 'retryable' or 'non-retryable'")
     return ErrorClass(given)

@@ -1,13 +1,14 @@
 """The records that a handler publishes, and the known state of the topics that it publishes to.
 
-A destination is not our topic: at any time it may be deleted, shrink its limits or deny access, and a record that its
-broker refuses would fail the transaction of its lane and all later ones. So the known state is checked before a record
-joins a turn, and a refusal is remembered (``refuse``): the next publish to that topic fails in the handler.
+A destination is not our topic: at any time it may be deleted, shrink its limits, deny access or lose its brokers, and a
+record that it does not take would fail the transaction of its lane and all later ones. So the known state is checked
+before a record joins a turn, and a refusal is remembered (``refuse``): the next publish there fails in the handler.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from retryapp.core.hops import Outgoing, record_size
@@ -36,6 +37,8 @@ class TopicLook:
     compacted: bool = False
     problem: str | None = None
     """Why it exists and cannot be published to."""
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that take no records now, and why."""
     topic_id: str = ""
     """Start of its id (`core.record.short_topic_id`); empty: we may not describe it."""
 
@@ -52,12 +55,14 @@ class Destination:
     """Largest batch that it takes; 0: each record alone."""
     compacted: bool = False
     problem: str | None = None
+    closed: Mapping[int, str] = field(default_factory=dict)
+    """Partitions that take no records now, and why."""
     until_s: float = float("-inf")
     """Expiry of all this, in monotonic seconds."""
     doubted: bool = False
     """A transaction with records for it has failed: it is checked again before it is used."""
-    refusal: str | None = None
-    """What its broker refused, until `fresh` applies it."""
+    refusals: dict[int | None, str] = field(default_factory=dict)
+    """Why its brokers refused records, by partition (None: all of them), until `fresh` applies it."""
 
     def see(self, look: TopicLook | None, now_s: float) -> None:
         """Store its state; None: there is no such topic."""
@@ -65,10 +70,11 @@ class Destination:
         if look is None:
             self.problem, self.until_s = "there is no such topic; create it first", now_s + PROBLEM_S
             return
-        self.partitions, self.compacted, self.problem = look.partitions, look.compacted, look.problem
+        self.partitions, self.compacted = look.partitions, look.compacted
+        self.problem, self.closed = look.problem, look.closed
         if look.max_bytes is not None:
             self.max_bytes = self.batch_bytes = look.max_bytes
-        self.until_s = now_s + (FRESH_S if look.problem is None else PROBLEM_S)
+        self.until_s = now_s + (FRESH_S if look.problem is None and not look.closed else PROBLEM_S)
 
     def deny(self, problem: str, now_s: float) -> None:
         """Store why its state could not be read."""
@@ -79,19 +85,21 @@ class Destination:
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:
-        if self.refusal is not None:
-            self.problem, self.refusal = self.refusal, None
+        if self.refusals:
+            refusals, self.refusals = self.refusals, {}
+            self.problem = refusals.get(None, self.problem)
+            self.closed = {**self.closed, **{number: why for number, why in refusals.items() if number is not None}}
             self.until_s, self.doubted = now_s + REFUSED_S, False
         return now_s < self.until_s and not self.doubted
 
     def doubt(self) -> None:
         """Have it checked before it is used again, unless its broker's refusal is known."""
-        if self.problem is None:
+        if self.problem is None and not self.closed:
             self.doubted = True
 
-    def refuse(self, problem: str) -> None:
-        """Store that its broker refuses records permanently."""
-        self.refusal = problem
+    def refuse(self, problem: str, partition: int | None = None) -> None:
+        """Store that its brokers refuse records for good, or those for one partition for now."""
+        self.refusals[partition] = problem
 
     def refuse_size(self, sizes: list[int]) -> None:
         """Store that its broker refuses a batch of records of these sizes (``record_size``)."""
@@ -109,6 +117,15 @@ class Destination:
         if key is None and self.compacted:
             return "the topic is compacted, so its records need a key"
         return None
+
+    def partition_for(self, key: bytes | None, drawn: float) -> int:
+        """Return the partition of a record: that of its key, or one that takes records, drawn from 0 to 1."""
+        if key is not None:
+            return partition_of(key, self.partitions)
+        numbers = range(self.partitions)
+        takes = [number for number in numbers if number not in self.closed] if self.closed else numbers
+        takes = takes or numbers
+        return takes[int(drawn * len(takes))]
 
 
 @value_type

@@ -8,11 +8,11 @@ else has failed there would be forgotten.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_NAME_BYTES
@@ -30,6 +30,7 @@ Predicate = Callable[..., bool]
 """A named function of the delivery (None where there is none) and an error: whether a rule matches."""
 OnFault = Callable[[str, BaseException], None]
 """Gets the name of a predicate that raised, and what."""
+Answer = TypeVar("Answer")
 
 
 class ErrorClass(StrEnum):
@@ -126,22 +127,17 @@ class Rule:
         """Return the first error of a failure that it matches, or None."""
         if not self.anywhere:
             return error if self._matches(error, delivery, on_fault) else None
-        return self._find(error, delivery, on_fault, set(), MAX_NESTING)
 
-    def _find(
-        self, error: BaseException, delivery: Any, on_fault: OnFault | None, seen: set[int], levels: int
-    ) -> BaseException | None:
-        for current in chain(error, seen):
-            if self._matches(current, delivery, on_fault):
-                return current
-            if isinstance(current, UndecodableError):
-                break  # its cause only says where the value is wrong
-            if isinstance(current, BaseExceptionGroup) and levels:
-                members = current.exceptions
-                found = [each for m in members if (each := self._find(m, delivery, on_fault, seen, levels - 1))]
-                if found and (self.error_class is not ErrorClass.SKIPPABLE or len(found) == len(members)):
-                    return found[0]
-        return None
+        def ask(each: BaseException) -> BaseException | None:
+            return each if self._matches(each, delivery, on_fault) else None
+
+        # the cause of one that is undecodable only says where the value is wrong
+        return first_answer(error, ask, self._of_group, ends=(UndecodableError,))
+
+    def _of_group(self, members: list[BaseException | None]) -> BaseException | None:
+        found = [each for each in members if each is not None]
+        whole = len(found) == len(members) or self.error_class is not ErrorClass.SKIPPABLE
+        return found[0] if found and whole else None
 
     def _matches(self, error: BaseException, delivery: Any, on_fault: OnFault | None) -> bool:
         types = self.error_types
@@ -162,13 +158,43 @@ class Rule:
         return fault is None and bool(answer)
 
 
-def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
-    """Yield an error and its causes, outermost first; none that was seen, and at most `MAX_ERRORS` in all."""
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen and len(seen) < MAX_ERRORS:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__
+def first_answer(
+    error: BaseException,
+    ask: Callable[[BaseException], Answer | None],
+    of_group: Callable[[list[Answer | None]], Answer | None],
+    *,
+    ends: tuple[type[BaseException], ...] = (),
+) -> Answer | None:
+    """Return the first answer of an error and its causes, outermost first; None: none has one.
+
+    Each error is asked once, at most `MAX_ERRORS` in all: members of groups may be one object, or have one cause.
+
+    Args:
+        error: the outermost.
+        ask: gets one error.
+        of_group: gets the answers of a group's members, if the group itself has none.
+        ends: types whose causes are not asked.
+    """
+    known: dict[int, Answer | None] = {}
+
+    def first(error: BaseException, levels: int) -> Answer | None:
+        answer: Answer | None = None
+        current: BaseException | None = error
+        asked: list[int] = []
+        while current is not None and answer is None:
+            if id(current) in known or len(known) >= MAX_ERRORS:
+                answer = known.get(id(current))
+                break
+            known[id(current)] = None  # until it has one: a cycle ends here
+            asked.append(id(current))
+            answer = ask(current)
+            if answer is None and isinstance(current, BaseExceptionGroup) and levels:
+                answer = of_group([first(each, levels - 1) for each in current.exceptions])
+            current = None if isinstance(current, ends) else current.__cause__
+        known.update(dict.fromkeys(asked, answer))
+        return answer
+
+    return first(error, MAX_NESTING)
 
 
 def schedule_of(name: str, given: str | Schedule) -> Schedule:

@@ -76,6 +76,12 @@ def place_of(error: BaseException) -> str | None:
     return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 
+def raised_in(error: BaseException) -> str | None:
+    """Return the module whose code raised an error, also where others have raised it again; None: it never was."""
+    frames = _frames(error.__traceback__)
+    return _module(frames[-1][0]) if frames else None
+
+
 def fingerprint_of(error: BaseException, message: str) -> str:
     """Return a stable hash of an error's cause, with the message that is shown: ``FINGERPRINT_CHARS`` hex digits."""
     chain = tuple(_chain(error))

@@ -136,7 +136,7 @@ class Unavailable(PicklableError):  # noqa: N818 - a verdict that reads as one: 
             circuit: one of the handler's `circuits`.
             text: why, in a few words; it is stored with the record.
         """
-        self.circuit = circuit
+        self.circuit = str(circuit)  # of anything else a name that no handler has, which the log then says
         self.text = text
         super().__init__(text or f"{circuit} is unavailable")
 

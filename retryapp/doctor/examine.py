@@ -43,6 +43,7 @@ from retryapp.kafka.remembered import remembered
 
 REACH_S: Final = 5.0
 """How long a broker may take to answer at all."""
+_TRANSACTIONS: Final = "rights on transactions"
 MOST_BROKERS: Final = 12
 """Brokers whose settings are read; of a larger cluster those with the lowest ids."""
 
@@ -95,7 +96,7 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
                 remedy=remedy,
             )
         )
-        return Report(tuple(findings), reachable=False)
+        return Report(_runnable(findings, subject.connection), reachable=False)
     return Report(_runnable(findings, subject.connection), reachable=True)
 
 
@@ -228,14 +229,13 @@ class _Cluster:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                levels = [(paused, "handler resume")] * bool(paused)
+                if paused:
+                    yield judge_level(topology.main, paused, now_ms=self.wall_ms())
                 for name in sorted({name for each in known.values() for name in each.forced_open}):
                     forced = {
                         number: each.forced_open[name] for number, each in known.items() if name in each.forced_open
                     }
-                    levels.append((forced, f"outage close --circuit {name}" if name else "outage close"))
-                for some, ends in levels:
-                    yield judge_level(topology.main, some, ends, now_ms=self.wall_ms())
+                    yield judge_level(topology.main, forced, circuit=name, now_ms=self.wall_ms())
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}
@@ -245,29 +245,37 @@ class _Cluster:
                 yield judge_old_handler(former.main, len(rows))
 
     def _clock(self) -> Iterator[Finding]:
-        subject, name = self.subject, "rights on transactions"
+        subject = self.subject
         topic = next((t.events for t in self.topologies if t.events in self.states), None)
         if not subject.write or topic is None:
-            why = "--write tries one transaction" if not subject.write else "there is no events topic to write to yet"
-            yield note(name, "not tried", why=f"Kafka does not report them; {why}")
-            yield note("clock", "not compared", expected=clock.EXPECTED, why=f"Kafka does not report its time; {why}")
+            yield from _not_written(
+                "--write tries one transaction" if not subject.write else "there is no events topic to write to yet"
+            )
             return
         try:
             measured = clock.measure(
                 subject.connection, subject.group, topic, wall_ms=self.wall_ms, timeout_s=subject.timeout_s
             )
+        except clock.FencedError as error:
+            yield from _not_written(f"{error}. Run this one again")
         except (KafkaRequestError, BrokerUnreachableError) as error:
             self._reach()
             yield problem(
-                name,
+                _TRANSACTIONS,
                 error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected="a transaction that can be begun, written in and aborted",
                 why="no lane opens",
                 remedy=f"{REMEDY}; if there was no answer, the broker cannot create or reach __transaction_state",
             )
         else:
-            yield ok(name, "one transaction was begun and aborted")
+            yield ok(_TRANSACTIONS, "one transaction was begun and aborted")
             yield clock.judge_measured(measured)
+
+
+def _not_written(why: str) -> Iterator[Finding]:
+    """Say that nothing was learnt by writing, and why."""
+    yield note(_TRANSACTIONS, "not tried", why=f"Kafka does not report them; {why}")
+    yield note("clock", "not compared", expected=clock.EXPECTED, why=f"Kafka does not report its time; {why}")
 
 
 def quick_findings(

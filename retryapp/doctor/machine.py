@@ -32,12 +32,18 @@ def judge_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
 def judge_folder(base: Path) -> Iterator[Finding]:
     """Check that a worker can make and fill its folder below `base`; creates nothing."""
     parent = nearest(base)
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+    if not parent.is_dir():
+        wrong = "is not a folder"
+    elif not os.access(parent, os.X_OK):
+        wrong = "cannot be looked into"
+    else:
+        wrong = "" if os.access(parent, os.W_OK) else "is not writable"
+    if not wrong:
         yield ok("data folder", f"{base}{'' if parent == base.absolute() else ' (does not exist yet)'}")
     else:
         yield problem(
             "data folder",
-            f"{parent} {'is not writable' if parent.is_dir() else 'is not a folder'}",
+            f"{parent} {wrong}",
             expected="a folder that workers can write",
             why="no worker starts",
             remedy="Grant this user the right, or set RETRYAPP_DATADIR",
@@ -64,6 +70,7 @@ def _size(count: int) -> str:
 
 
 def nearest(path: Path) -> Path:
-    """Return a path, or the nearest of its parents that exists."""
+    """Return a path, or the nearest of its parents that exists, as far as this user may see."""
     absolute = path.absolute()
-    return next(candidate for candidate in (absolute, *absolute.parents) if candidate.exists())
+    # Path.exists raises where a parent may not be looked into
+    return next(candidate for candidate in (absolute, *absolute.parents) if os.path.exists(candidate))  # noqa: PTH110

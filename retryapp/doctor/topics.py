@@ -61,16 +61,17 @@ def judge_main_retention(
         )
 
 
-def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, now_ms: int) -> Finding:
-    """Report what somebody has set, a pause or a forced outage, and what `ends` it."""
+def judge_level(main: str, levels: Mapping[int, Level], *, circuit: str | None = None, now_ms: int) -> Finding:
+    """Report what somebody has set, and what ends it: a pause, or a forced outage of a circuit (empty: the own one)."""
+    ends, named = "handler resume" if circuit is None else "outage close", f" --circuit {circuit}" if circuit else ""
     first = min(levels.values(), key=lambda each: each.since_ms)
     for_ms = max(0, now_ms - first.since_ms)
     return warning(
-        f"handler of {main}",
+        f"circuit {circuit} of {main}" if circuit else f"handler of {main}",
         f"{first.text}, for {_length(for_ms)}, {counted(len(levels), 'partition')}",
         expected="deliveries",
-        why="nothing is delivered",
-        remedy=f"Have it go on: 'retryapp {ends} -A MODULE --topic {main} --why TEXT'",
+        why=f"what has failed because of {circuit} is not delivered" if circuit else "nothing is delivered",
+        remedy=f"Have it go on: 'retryapp {ends} -A MODULE --topic {main}{named} --why TEXT'",
     )
 
 

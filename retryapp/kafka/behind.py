@@ -6,6 +6,7 @@ Topics of ours that grow open the new partitions. A handler that keeps order nee
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from retryapp.kafka.positions import Positions
 from retryapp.kafka.reader import first_ms, fold_changelog
 
 LOOK_S: Final = 1.0
-"""How often it is looked again."""
+"""Pause between two looks; after one that took longer, as long as that: each reads the whole changelog."""
 
 
 class Behind(NamedTuple):
@@ -49,17 +50,18 @@ def wait_for_old(
     positions = Positions(connection)
     grown = {topology: _old(positions, topology) for topology in topologies}
     ends = {topology: positions.ends(old) for topology, old in grown.items() if old}
-    waited_s = 0.0
+    until_s = time.monotonic() + wait_s
     told: tuple[Behind, ...] = ()
     while True:
+        began_s = time.monotonic()
         left = tuple(found for topology in ends for found in _left(positions, topology, ends[topology]))
-        if not left or waited_s >= wait_s:
+        now_s = time.monotonic()
+        if not left or now_s >= until_s:
             return left
         if left != told:
             on_wait(left)
             told = left
-        threading.Event().wait(LOOK_S)
-        waited_s += LOOK_S
+        threading.Event().wait(min(max(LOOK_S, now_s - began_s), until_s - now_s))
 
 
 def _old(admin: KafkaAdmin, topology: HandlerTopology) -> list[Place]:

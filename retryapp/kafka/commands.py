@@ -118,6 +118,17 @@ def _told(
         starts = {number: kept.stop for number, kept in admin.offsets(topology.events, partitions).items()}
     with _saying("it is not known whether the command was sent"):
         write()
+    with _saying("the command was sent, and its outcome is not known"):
+        yield from _outcomes(connection, topology, starts, wanted, wait_s)
+
+
+def _outcomes(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    starts: Mapping[int, int],
+    wanted: Collection[tuple[int, str]],
+    wait_s: float,
+) -> Iterator[tuple[int, Commanded]]:
     missing = {*wanted}
     until_s = time.monotonic() + wait_s
     with closing(follow_topic(connection, topology.events, starts)) as events:
@@ -132,14 +143,15 @@ def _told(
                 return
             elif time.monotonic() >= until_s:
                 break
-    with _saying("the command was sent, and its outcome is not known"):
-        reach(connection)
+    reach(connection)
 
 
 @contextmanager
 def _saying(what: str) -> Iterator[None]:
-    """Have the error of a broker that does not answer say what was sent before it."""
+    """Have the error of a broker that does not answer, and an interrupt, say what was sent before it."""
     try:
         yield
     except BrokerUnreachableError as error:
         raise BrokerUnreachableError(error.bootstrap, f"{what}: {error.problem}") from error
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(what) from error

@@ -18,7 +18,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError, TopicMissingError
 from retryapp.kafka.certificate import refusal
-from retryapp.kafka.errors import AccessDeniedError, CertificateRefusedError, KafkaRequestError, LoginRefusedError
+from retryapp.kafka.errors import (
+    AccessDeniedError,
+    CertificateRefusedError,
+    GroupUnknownError,
+    KafkaRequestError,
+    LoginRefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -174,6 +180,8 @@ def named_error(
         return BrokerUnreachableError(connection.bootstrap, problem)
     if code in UNKNOWN_TOPIC and topic is not None:
         return TopicMissingError(topic, connection.bootstrap)
+    if code == "GROUP_ID_NOT_FOUND":
+        return GroupUnknownError(doing, connection.bootstrap, reason)
     return KafkaRequestError(doing, connection.bootstrap, reason)
 
 

@@ -27,6 +27,16 @@ class AccessDeniedError(KafkaRequestError):
     )
 
 
+class OlderVersionHiddenError(AccessDeniedError):
+    """This login may not see what an older `version=` of the app left. Operator action: grant it, as advised."""
+
+    advice = (
+        ". What waits there would never come back, so every start of a later version= looks. Grant this login Describe "
+        "and Read on that topic, even if it does not exist ('retryapp plan --acls' prints the rights of the present "
+        "version only)"
+    )
+
+
 class LoginRefusedError(AccessDeniedError):
     """The cluster refused the login itself. Operator action: correct name, password or mechanism, as advised."""
 
@@ -55,6 +65,10 @@ class ContextRefusedError(KafkaRequestError):
         "authority that the SSL context of faust.App(...) trusts (cafile). One of our own is what that context shows "
         "(load_cert_chain)"
     )
+
+
+class GroupUnknownError(KafkaRequestError):
+    """The brokers know no such group: it has no members and no offsets. Operator action: start a worker."""
 
 
 class ReplicationTooLowError(EnvironmentFault):

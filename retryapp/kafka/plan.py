@@ -224,7 +224,7 @@ def plan_handler(
         topology,
         partitions=partitions,
         main_max_message_bytes=int(main_config.get("max.message.bytes", DEFAULT_MAX_BYTES)) + room,
-        replication=_copies(main, cluster),
+        replication=_copies(main, cluster, options),
         dlq_retention_ms=options.dlq_retention_ms,
     )
     for spec in specs:
@@ -309,10 +309,13 @@ def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, op
     return replace(step, action=Action.MISMATCH, problems=(found, *step.problems))
 
 
-def _copies(main: TopicState | None, cluster: ClusterState) -> int:
+def _copies(main: TopicState | None, cluster: ClusterState, options: PlanOptions) -> int:
+    """Return how many copies topics of ours are created with."""
     if cluster.default_replication is not None:
         return cluster.default_replication
-    return main.replication if main is not None else BROKER_DEFAULT
+    copies = BROKER_DEFAULT if main is None else main.replication
+    refused = not options.allow_low_replication and len(cluster.brokers) >= SAFE_REPLICATION > copies
+    return SAFE_REPLICATION if refused else copies  # fewer would be made, and then refused
 
 
 def ensure_topics(

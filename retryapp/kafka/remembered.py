@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from retryapp.core import marks
 from retryapp.core.errors import DamagedCommandError
-from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, decode_command, read_steering
+from retryapp.core.jobs import (
+    HandlerCommand,
+    HandlerVerb,
+    JobCommand,
+    JobVerb,
+    Steering,
+    decode_command,
+    read_steering,
+)
+from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
@@ -27,6 +36,22 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
     return {number: read_steering(noted.steering) for number, noted in _progress(connection, topology).items()}
 
 
+class Known(NamedTuple):
+    """What the partitions of a handler remember, and what waits for a worker of them."""
+
+    steerings: dict[int, Steering]
+    queued: dict[int, list[Queued]]
+    """By partition the commands about the handler that no worker has obeyed yet, in order.
+
+    Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
+    """
+    starts: dict[str, list[int]]
+    """By job the partitions on which it has not begun yet.
+
+    Without them a job that has ended on all others would look as if it were over.
+    """
+
+
 class Queued(NamedTuple):
     """A command about a handler that waits for a worker of its partition."""
 
@@ -35,36 +60,35 @@ class Queued(NamedTuple):
     """By the broker's time."""
 
 
-def remembered_and_queued(
-    connection: KafkaConnection, topology: HandlerTopology
-) -> tuple[dict[int, Steering], dict[int, list[Queued]]]:
-    """Return the same, and by partition the commands about the handler that no worker has obeyed yet, in order.
-
-    Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
-    """
+def remembered_and_queued(connection: KafkaConnection, topology: HandlerTopology) -> Known:
+    """Return the same, and the commands about the handler and starts of jobs that no worker has obeyed yet."""
     progress = _progress(connection, topology)
     steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
-    return steerings, _queued(connection, topology, progress, steerings)
+    queued, starts = dict[int, list[Queued]](), dict[str, list[int]]()
+    for record in _not_obeyed(connection, topology, progress, steerings):
+        with suppress(DamagedCommandError):  # a worker refuses it
+            command = decode_command(record.value)
+            if isinstance(command, HandlerCommand):
+                queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
+            elif isinstance(command, JobCommand) and command.verb is JobVerb.START:
+                starts.setdefault(command.job, []).append(record.partition)
+    return Known(steerings, dict(sorted(queued.items())), {job: sorted({*some}) for job, some in starts.items()})
 
 
-def _queued(
+def _not_obeyed(
     connection: KafkaConnection,
     topology: HandlerTopology,
     progress: Mapping[int, marks.ProgressRecord],
     steerings: Mapping[int, Steering],
-) -> dict[int, list[Queued]]:
+) -> Iterator[Record]:
     state = KafkaAdmin(connection).describe_topics([topology.control]).get(topology.control)
     if state is None:  # no worker has started yet
-        return {}
+        return
     starts = {number: marks.parse_control(noted.control, state.topic_id) for number, noted in progress.items()}
     obeyed = {(number, at) for number, each in steerings.items() for at in each.ahead.get(state.topic_id, ())}
-    queued: dict[int, list[Queued]] = {}
     for record in read_topic(connection, topology.control, start=starts):
-        with suppress(DamagedCommandError):  # a worker refuses it
-            command = decode_command(record.value)
-            if isinstance(command, HandlerCommand) and (record.partition, record.offset) not in obeyed:
-                queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
-    return dict(sorted(queued.items()))
+        if (record.partition, record.offset) not in obeyed:
+            yield record
 
 
 def _progress(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, marks.ProgressRecord]:
@@ -87,7 +111,7 @@ def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: 
 
     That goes for commands that wait for a worker, too. What a rule has paused is a matter of that partition.
     """
-    steerings, queued = remembered_and_queued(connection, topology)
+    steerings, queued, _ = remembered_and_queued(connection, topology)
     for number, commands in queued.items():
         steering = steerings.setdefault(number, Steering())
         for each in commands:

@@ -26,7 +26,7 @@ _PATIENCE_S: Final = 30.0
 """For how long a writer begins anew after others have ended its transaction."""
 _PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 3.0
-_FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS", "_FATAL"}
+FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS", "_FATAL"}
 """Errors of a writer whose transaction another one has ended; `_FATAL`: its client has found that out earlier."""
 _IN_TURN: Final = threading.Lock()
 """Writers of this process: where many clients were fenced at once, the client library was seen to end the process."""
@@ -120,7 +120,7 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
     try:
         began_s, pause_s = time.monotonic(), _PAUSE_S
         while (error := _try_transaction(connection, topic, records)) is not None:
-            if error.args[0].name() not in _FENCED or time.monotonic() - began_s >= _PATIENCE_S:
+            if error.args[0].name() not in FENCED or time.monotonic() - began_s >= _PATIENCE_S:
                 raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S, right="Write") from error
             time.sleep(random.SystemRandom().uniform(0, pause_s))
             pause_s = min(pause_s * 2, _MOST_PAUSE_S)
@@ -143,7 +143,7 @@ def _try_transaction(connection: KafkaConnection, topic: str, records: Sequence[
             produce(producer, topic, record.value, record.key, partition=record.partition)
         producer.commit_transaction(WRITE_TIMEOUT_S)
     except KafkaException as error:
-        if error.args[0].name() not in _FENCED:
+        if error.args[0].name() not in FENCED:
             with suppress(KafkaException):  # it has not begun, or no broker answers: it ends by itself
                 producer.abort_transaction(_ABORT_S)
         return error

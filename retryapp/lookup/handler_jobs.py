@@ -16,7 +16,7 @@ from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import JobVerb, LetterFilter
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-from retryapp.lookup.jobs import Order, Told, Words, begin, parts_of, progress_facts, tell_job
+from retryapp.lookup.jobs import Order, Told, Words, begin, progress_of, tell_job
 from retryapp.lookup.previews import Preview, preview
 
 
@@ -106,8 +106,8 @@ class HandlerJobs:
 
     async def show(self, job: str) -> Mapping[str, Any] | None:
         """Return how far a job is, as `retryapp job show --json` does; None: no partition knows it."""
-        parts = (await asyncio.to_thread(parts_of, self.connection, self.topology)).get(job)
-        return None if parts is None else progress_facts(job, parts)
+        found = (await asyncio.to_thread(progress_of, self.connection, self.topology)).get(job)
+        return None if found is None else found.details(job)
 
     async def command(self, verb: str, job: str, *, why: str, by: str = "", wait: Duration = "30s") -> Told:
         """Steer a job: `pause`, `resume` or `cancel`; return what the partitions say that have a part of it."""

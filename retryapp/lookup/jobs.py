@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
@@ -21,6 +21,7 @@ from retryapp.core.jobs import (
     JobVerb,
     LetterFilter,
     Part,
+    PartState,
     shared,
 )
 from retryapp.core.lifecycle import Commanded, decode_event
@@ -28,7 +29,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
-from retryapp.kafka.remembered import remembered
+from retryapp.kafka.remembered import remembered, remembered_and_queued
 from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
 from retryapp.lookup.reading import Reading
@@ -112,8 +113,14 @@ def _tell_all(
 
 
 def outcomes(told: Told) -> list[dict[str, Any]]:
+    """Return what partitions say, as JSON has it; `refused`: the word of a refusal (`core.control.Refusal`)."""
     return [
-        {"partition": number, "outcome": outcome_of(event), "text": _QUEUED if event is None else event.text}
+        {
+            "partition": number,
+            "outcome": outcome_of(event),
+            "refused": None if event is None else event.refused,
+            "text": _QUEUED if event is None else event.text,
+        }
         for number, event in told.items()
     ]
 
@@ -146,9 +153,32 @@ def job_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
     return {"job": job, **part_facts(summed(parts)), "letters": None if None in letters else sum(letters)}
 
 
-def progress_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
-    """Return the same, and each of its parts by partition."""
-    return {**job_facts(job, parts), "partitions": {str(number): part_facts(part) for number, part in parts.items()}}
+class JobProgress(NamedTuple):
+    """How far a job is."""
+
+    parts: Mapping[int, Part]
+    """Those that have begun, by partition."""
+    not_begun: Sequence[int] = ()
+    """Partitions on which it still waits for a worker."""
+
+    @property
+    def whole(self) -> Part:
+        """Return it as one part. What has ended on some partitions, and is to begin on others, still runs."""
+        whole = summed(self.parts)
+        if self.not_begun and whole.state is PartState.ENDED:
+            whole.state = PartState.RUNNING
+        return whole
+
+    def facts(self, job: str) -> dict[str, Any]:
+        """Return the job as JSON has it."""
+        facts = job_facts(job, self.parts) | {"state": self.whole.state, "not_begun": list(self.not_begun)}
+        return facts | ({"letters": None} if self.not_begun else {})
+
+    def details(self, job: str) -> dict[str, Any]:
+        """Return the same, and each of its parts by partition."""
+        return {
+            **self.facts(job), "partitions": {str(number): part_facts(part) for number, part in self.parts.items()}
+        }  # fmt: skip
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
@@ -163,6 +193,16 @@ def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str
     """Return the parts that the partitions of a handler remember, as `by_job` has them."""
     known = remembered(connection, topology).items()
     return by_job((partition, part) for partition, steering in known for part in steering.parts)
+
+
+def progress_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, JobProgress]:
+    """Return how far the jobs are that the partitions of a handler remember, the oldest first."""
+    known = remembered_and_queued(connection, topology)
+    jobs = by_job((partition, part) for partition, steering in known.steerings.items() for part in steering.parts)
+    return {
+        job: JobProgress(parts, [number for number in known.starts.get(job, ()) if number not in parts])
+        for job, parts in jobs.items()
+    }
 
 
 def summed(parts: Mapping[int, Part]) -> Part:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, cause_id, cause_name
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import LetterMark, MarkKind, Refusal, Verb, is_mark, is_open, mark_of
 from retryapp.core.errors import DamagedMetadataError
@@ -55,7 +55,7 @@ class Preview:
     done: Counter[str] = field(default_factory=Counter)
     """Letters that fit and that it would refuse, by what became of them (`core.control.MarkKind`) or `NO_REPLAY`."""
     causes: Counter[str] = field(default_factory=Counter)
-    """Letters that it would take, by the id of their cause."""
+    """Letters that it would take, by the id of their cause; `OTHER_CAUSE`: of those beyond the first `MAX_CAUSES`."""
     names: dict[str, str] = field(default_factory=dict)
     """Of the causes."""
     samples: dict[tuple[str, int, int], str] = field(default_factory=dict)
@@ -140,7 +140,10 @@ class _Count:
     def _add(self, record: Record, metadata: RetryMetadata) -> None:
         found = self.found
         cause = cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
-        found.names.setdefault(cause, cause_name(metadata.error_type, None, metadata.error_message))
+        name = cause_name(metadata.error_type, None, metadata.error_message)
+        if cause not in self._causes and len(self._causes) >= MAX_CAUSES:
+            cause = name = OTHER_CAUSE
+        found.names.setdefault(cause, name)
         if cause not in self._causes:
             self._causes[cause] = len(self._causes)
             self._names.append(cause)

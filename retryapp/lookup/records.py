@@ -11,13 +11,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name, cause_text
+from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind, is_mark, is_open, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
@@ -56,6 +57,8 @@ Marks = dict[tuple[str, int, int], MarkKind]
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
 _INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "last_failed_ms", "damaged", "offset",
             "replays", "mark", "job")  # fmt: skip
+_VALUELESS: Final = {DeadReason.DAMAGED, DeadReason.GONE, DeadReason.TOO_LARGE}
+"""Reasons of dead letters that may have come without their value."""
 MAX_MESSAGE_CHARS: Final = 200
 """Characters of an error's message in a list of waiting records; that of dead letters has what their index keeps."""
 
@@ -82,8 +85,8 @@ def key_text(key: bytes | None) -> str | None:
     return text if text.isprintable() and "\ufffd" not in text else f"0x{kept.hex()}"
 
 
-def pending_detail(entry: PendingEntry, show: Show = undecoded) -> Facts:
-    """Return one waiting record with its headers, key and value."""
+def pending_detail(entry: PendingEntry, show: Show = undecoded, *, unread: str = "") -> Facts:
+    """Return one waiting record with its headers, key and value; `unread`: why the main topic could not be read."""
     row, key, damaged = _row(entry)
     show = undecoded if damaged else show  # its value is the row
     return {
@@ -93,7 +96,7 @@ def pending_detail(entry: PendingEntry, show: Show = undecoded) -> Facts:
         "max_attempts": entry.max_attempts,
         "state": _state(row),
         **payloads(row.headers, row.key, row.value, show),
-        "unread": "the main topic does not have it any more, or does not answer" if row.reference else None,
+        "unread": (unread or "the main topic does not have it any more") if row.reference else None,
     }
 
 
@@ -120,9 +123,18 @@ def _state(row: PendingRow) -> str | None:
     return row_state(metadata.replays, metadata.attempt, row.due_at_ms)
 
 
-def pending_value(entry: PendingEntry) -> bytes:
-    """Return the value's bytes; of a damaged row, the row's."""
-    return _row(entry)[0].value or b""
+def pending_value(entry: PendingEntry) -> bytes | None:
+    """Return the value's bytes; None: the row is damaged, or does not have them."""
+    row, _, damaged = _row(entry)
+    metadata, _ = _metadata(row.headers)
+    elsewhere = row.reference is not None or (metadata is not None and metadata.no_payload)
+    return None if damaged or elsewhere else row.value or b""
+
+
+def dead_value(record: Record) -> bytes | None:
+    """Return the value's bytes of a dead letter; None: it does not have them."""
+    reason = dict(record.headers).get(RETRY_REASON) or b""
+    return None if not record.value and reason.decode("ascii", "replace") in _VALUELESS else record.value or b""
 
 
 def dead_summary(entry: DeadEntry) -> Facts:
@@ -248,15 +260,23 @@ def list_waiting(
     limit: int | None,
     decoding: Decoding | None = None,
 ) -> Listed:
-    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
+    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences.
+
+    Memory is that of the rows that fit, but for a field of values that have to be decoded.
+    """
     wanted = None if wanted == LetterFilter() else wanted
     searches = _searches(topologies, decoding)
+    early, late = wanted, None
+    if wanted is not None and wanted.field is not None and decoding is not None:
+        early, late = wanted.model_copy(update={"field": None}), wanted  # each row is decoded once, as it is in the end
     rows = {
         at: entry
         for topology, search in searches.items()
-        for at, entry in _waiting(connection, topology, partition).items()
+        for at, entry in _waiting(
+            connection, topology, partition, lambda _, row: early is None or fits_row(early, row)
+        ).items()
         if before_ms is None or 0 < at.instant_ms < before_ms
-        if wanted is None or fits_row(wanted, entry.value, search)
+        if late is None or fits_row(late, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)
     return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows), _undecoded(searches))
@@ -300,22 +320,33 @@ def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin:
     A damaged row does not contain its failure id: its partition and offset decide.
     """
     identity = failure_id(topology.group, origin)
-    entries = _waiting(connection, topology, origin.partition)
-    found = [
-        at
-        for at, entry in entries.items()
-        if at.offset == origin.offset and pending_summary(entry)["failure_id"] in (identity, None)
-    ]
+    entries = _waiting(
+        connection,
+        topology,
+        origin.partition,
+        lambda identity, row: parse_row_key(key_of_row(row, identity)).origin_offset == origin.offset,
+    )
+    found = [at for at, entry in entries.items() if pending_summary(entry)["failure_id"] in (identity, None)]
     return entries[max(found)] if found else None
 
 
 def _waiting(
-    connection: KafkaConnection, topology: HandlerTopology, partition: int | None
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    partition: int | None,
+    is_wanted: Callable[[bytes, bytes], bool],
 ) -> dict[_Position, PendingEntry]:
+    """Return the rows that are wanted, by their identity and value; the others are dropped as they are read."""
+
+    def kept(identity: bytes, row: bytes) -> bytes | None:
+        return row if is_wanted(identity, row) else None
+
     numbers = None if partition is None else [partition]
-    rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
+    rows = fold_changelog(connection, topology.pending_changelog, kept, partitions=numbers)
     entries = {}
     for identity, value in rows.items():
+        if value is None:
+            continue
         raw = key_of_row(value, identity)
         key = parse_row_key(raw)
         first = 0 if is_stopped(value) else key.due_at_ms  # they wait for somebody

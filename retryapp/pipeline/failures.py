@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from retryapp.core.errors import RetryAppError
 from retryapp.pipeline.errors import JobFailedError, OtherRunError
@@ -30,12 +30,16 @@ _ADVICE: Final = {
     ),
     "ModuleNotFoundError": "The executors' Python lacks a package: install retryapp[spark] on every node",
     "OutOfMemoryError|Java heap space": "Give the driver more memory (--memory), or take smaller batches",
-    "TimeoutException|Failed to construct kafka|No resolvable bootstrap|DisconnectException": (
+    r"org\.apache\.kafka[\w.]*TimeoutException|Failed to construct kafka|No resolvable bootstrap|DisconnectException": (
         "The Kafka broker went away: start it again, or correct --broker"
     ),
     "ClassNotFoundException|Failed to find data source": "This Spark lacks a jar: see 'retryapp pipeline jars'",
 }
 _OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own message"
+_JAVA_ENDED: Final = (
+    "The system may have killed it for want of memory: see the kernel's log. A container's limit has to hold the heap "
+    "(--memory) and about 1 GB more"
+)
 _AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
 
@@ -43,18 +47,21 @@ MAX_CHARS: Final = 300
 @contextmanager
 def failures_named(job: str) -> Iterator[None]:
     """Raise our error for one of Spark's."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except (PySparkException, Py4JJavaError) as error:
+    except (PySparkException, Py4JError, ConnectionError) as error:
         raise named_failure(error, job=job) from error
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:
     """Return our error for a failed job."""
     text = str(error)
+    is_answer = "java_exception" in vars(error) or "Trace:" in text  # of errors in Java: py4j has its own, too
+    if isinstance(error, ConnectionError) or (type(error).__module__ == "py4j.protocol" and not is_answer):
+        return JobFailedError(job, "Spark's Java process has ended", _JAVA_ENDED)
     if re.search(_OTHER_RUN, text):
         return OtherRunError(job, innermost(text))
     advice = _advice(text)
@@ -64,16 +71,12 @@ def named_failure(error: Exception, *, job: str) -> RetryAppError:
 
 
 def problem_of(error: Exception) -> str:
-    """Return the innermost cause that an error of PySpark's, or of Java's, names."""
+    """Return the innermost cause that an error of PySpark's, or of Java's, names; some in Java have no message."""
     java = getattr(error, "java_exception", None)
-    return innermost(_causes(error) or (str(error) if java is None else java_message(java)))
-
-
-def java_message(java: Any) -> str:
-    """Return the innermost message of an error in Java, on one line; some have none."""
-    while java.getCause() is not None:
+    while java is not None and java.getCause() is not None:
         java = java.getCause()
-    return str(java.getMessage() or java.toString()).splitlines()[0]
+    told = str(error) if java is None else str(java.getMessage() or java.toString()).splitlines()[0]
+    return innermost(_causes(error) or told)
 
 
 def _advice(text: str) -> str | None:

@@ -12,6 +12,7 @@ from retryapp.pipeline.facts import Facts
 GAPS_TABLE: Final = "gaps"
 _ACKNOWLEDGED: Final = "acknowledged"
 _IDENTITY: Final = ("topic", "topic_id", "partition", "from_offset", "to_offset", "reason")
+SHORTER: Final = "is shorter than the archive: new records below offset {:,} are not read"
 
 
 class Gaps:
@@ -32,17 +33,30 @@ class Gaps:
         rows = [{**row, "gap": name, **nothing, **known.get(name, {})} for name, row in found.items()]
         return sorted(rows, key=lambda row: (row["found_ms"], row["topic"], row["partition"]))
 
+    def open_of(self, group: str) -> int:
+        """Count the gaps of a group that nobody has acknowledged; reads no others, of which there may be hundreds."""
+        left = set(self._facts.names(GAPS_TABLE)) - set(self._facts.names(_ACKNOWLEDGED))
+        return sum(self._facts.get(GAPS_TABLE, name).get("group") == group for name in left)
+
     def acknowledge(self, names: Sequence[str], *, now_ms: int, note: str) -> None:
-        """Note that losses are known: checks no longer fail because of them.
+        """Note that losses are known, each by its own name or all of a topic by its: checks no longer fail of them.
 
         Raises:
             NameUnknownError: there is no such gap; none was acknowledged.
         """
-        known = {row["gap"] for row in self.rows()}
-        if unknown := sorted(set(names) - known):
-            raise NameUnknownError("gap", unknown[0])
-        for name in names:
+        rows = self.rows()
+        if unknown := set(names) - {row[field] for row in rows for field in ("gap", "topic")}:
+            raise NameUnknownError("gap", min(unknown))
+        for name in (row["gap"] for row in rows if row["gap"] in names or row["topic"] in names):
             self._facts.put(_ACKNOWLEDGED, name, {"gap": name, "acknowledged_ms": now_ms, "note": note})
+
+
+def gap_text(row: Mapping[str, Any]) -> str:
+    """Return what is missing, and why."""
+    place, begin, end = f"{row['topic']}[{row['partition']}]", row["from_offset"], row["to_offset"]
+    if begin is None:
+        return f"{place} {SHORTER.format(end)}"
+    return f"{place} from offset {begin:,} to {'an unknown offset' if end is None else f'{end:,}'} ({row['reason']})"
 
 
 def gap_id(row: Mapping[str, Any]) -> str:

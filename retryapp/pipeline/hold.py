@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import HeldError, LakeUnusableError
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import java_message
+from retryapp.pipeline.failures import problem_of
 from retryapp.pipeline.lake import Files, Lake
 
 ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table
@@ -89,7 +89,7 @@ class Holds:
                     file.close()
                     return None
             except (OSError, Py4JJavaError) as error:  # a network's file system may have no locks
-                why = java_message(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+                why = problem_of(error) if isinstance(error, Py4JJavaError) else str(error)
                 raise LakeUnusableError(folder.as_uri(), f"it cannot be locked ({why})") from error
             _TAKEN.add(folder)
             with suppress(OSError):  # a full disk: it is only for messages

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
-from retryapp.pipeline.failures import java_message
+from retryapp.pipeline.failures import problem_of
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -109,7 +109,7 @@ class Files:
         except Py4JJavaError as error:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
-                raise LakeUnusableError(self._uri, java_message(error.java_exception)) from error
+                raise LakeUnusableError(self._uri, problem_of(error)) from error
 
     def read(self, uri: str) -> str | None:
         """Return a small file's text; None where there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from retryapp.core.errors import PortTakenError
 
@@ -17,13 +17,14 @@ class PipelineMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ours: dict[str, Any] = {"namespace": "retryapp", "subsystem": "pipeline", "registry": self.registry}
-        lost, ended = "Ranges that were lost before they were read.", "When a round last ended in order."
-        self._gaps = Counter("gaps", lost, ("group",), **ours)
+        lost = "Ranges that were not read, or are in doubt, and that nobody has acknowledged."
+        ended = "When a round last ended in order."
+        self._gaps = Gauge("unacknowledged_gaps", lost, ("group",), **ours)
         self._last_round = Gauge("last_round_timestamp_seconds", ended, ("group",), **ours)
 
     def round_ended(self, group: str, *, ended_ms: int, gaps: int) -> None:
-        """Record a round that ended in order."""
-        self._gaps.labels(group).inc(gaps)
+        """Record a round that ended in order, and the gaps of the group that nobody has acknowledged."""
+        self._gaps.labels(group).set(gaps)
         self._last_round.labels(group).set(ended_ms / 1_000)
 
     @contextmanager

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.positions import look_up
+from retryapp.pipeline.positions import CUT_OFF, look_up
 from retryapp.pipeline.sources import retention_of
 from retryapp.pipeline.tables import Tables
 
@@ -29,12 +29,12 @@ class TopicOutlook:
     loss_at_ms: int | None  # when its retention ends; None: nothing unread, or no limit
     lost_offsets: int  # offsets that are gone already and were not archived
     ended: bool  # it was deleted or created again since: what was not archived is gone, and its number not known
+    cut_off: Mapping[int, int]  # partition that is shorter than the archive → offset below which nothing is read
 
     def at_risk(self, now_ms: int) -> bool:
         """Tell whether records are lost, or will be soon."""
-        return (
-            self.ended or self.lost_offsets > 0 or (self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS)
-        )
+        is_soon = self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS
+        return self.ended or self.lost_offsets > 0 or bool(self.cut_off) or is_soon
 
 
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
@@ -49,7 +49,7 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
     for life in (*look.lives, *(life for topic, life in ended.items() if topic not in present)):
         places = [place for place in positions if place[0] == life.topic]
         unread = {place[1]: positions[place] for place in places if positions[place] < ends[place]}
-        undecided = sum(last[place] - max(ends[place], positions[place]) for place in places)
+        gaps = [gap for gap in look.gaps if gap.life.topic == life.topic]
         oldest_ms = _oldest(admin, life.topic, unread)
         kept_ms = retention_ms.get(life.topic)
         found.append(
@@ -57,11 +57,12 @@ def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str)
                 topic=life.topic,
                 epoch=life.epoch,
                 behind=sum(max(0, last[place] - positions[place]) for place in places),
-                undecided=max(0, undecided),
+                undecided=sum(max(0, last[place] - max(ends[place], positions[place])) for place in places),
                 oldest_unread_ms=oldest_ms,
                 loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
-                lost_offsets=sum(gap.offsets for gap in look.gaps if gap.life.topic == life.topic),
+                lost_offsets=sum(gap.offsets for gap in gaps),
                 ended=life.topic in ended,
+                cut_off={gap.partition: gap.to_offset or 0 for gap in gaps if gap.reason == CUT_OFF},
             )
         )
     return tuple(found)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.rows import decode_row
+from retryapp.core.topology import TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_topic
-from retryapp.pipeline.sources import retention_of, stations_of
+from retryapp.pipeline.sources import find_sources, retention_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +17,18 @@ class Remains:
 
     topic: str
     records: int
-    expires_ms: int | None  # when the retention of the newest of them ends; None: no limit, or as long as it waits
+    expires_ms: int | None  # when the retention of the newest of them ends; None: no limit, or they wait
+    waiting: bool = False  # rows of a changelog, which stay until their records have an outcome
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
-    """Count a key's records on a group's main, retry and dead-letter topics, and those that wait on its changelogs."""
+    """Count a key's records on a group's main, retry and dead-letter topics, and those that wait on its changelogs.
+
+    Raises:
+        GroupMissingError: the group has no topics there.
+    """
     handlers, names = find_handlers(admin, group), admin.topic_names()
-    archived = {name for name, (topology, _) in stations_of(handlers, names).items() if name != topology.events}
+    archived = {life.topic for life in find_sources(admin, group) if life.station != TopicRole.EVENTS.value}
     found = []
     for name, kept_ms in retention_of(admin, archived | {topology.main for topology in handlers}).items():
         times = [record.timestamp_ms for record in read_topic(admin.connection, name) if record.key == key]
@@ -33,7 +39,7 @@ def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ..
     for changelog in {topology.pending_changelog for topology in handlers} & set(names):
         rows = fold_changelog(admin.connection, changelog, lambda _, row: _is_of(key, row))
         if waiting := sum(rows.values()):
-            found.append(Remains(topic=changelog, records=waiting, expires_ms=None))
+            found.append(Remains(topic=changelog, records=waiting, expires_ms=None, waiting=True))
     return tuple(sorted(found, key=lambda part: part.topic))
 
 

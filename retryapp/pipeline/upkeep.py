@@ -4,8 +4,8 @@ Every command holds the table of records (see `hold`), and its commits repeat th
 older ones. An erasure takes these steps; each may be repeated after a crash:
 
 1. Write the key's hash to ``erasures``: from now on no record of it that has arrived or failed until now is archived.
-2. Delete its rows from ``records``, and the events of its records, by hashes: Delta keeps the text of a deletion in its
-   log. It is one commit: the rows say which events are theirs.
+2. Delete its rows from ``records``, and the events of its records, by a frame of hashes: Delta keeps the text of a
+   deletion in its log. It is one commit: the rows say which events are theirs.
 3. Remove every file that is not the table's, whatever its age, and look whether one is left.
 4. Remove ``derived``; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
@@ -32,6 +32,8 @@ from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.read import key_hash
+from retryapp.pipeline.schemas import struct, to_frame
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
@@ -41,6 +43,7 @@ _FAILURE_ID: Final = (
     f"concat(`group`, '/', cast(try_element_at(filter(headers, h -> h.key = '{RETRY_ORIGIN}'), 1).value AS string))"
 )
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_ERASED: Final = "retryapp_erased"  # view of the hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Upkeep:
     def expire(self, before: date) -> int:
         """Delete the rows of days before one; return how many. Their files go with the next vacuum."""
         with self._changing("expire", RECORDS_HOLD):
-            return self._delete(f"date < '{before.isoformat()}'")
+            return self._changed(f"DELETE FROM {self._records} WHERE date < '{before.isoformat()}'")  # noqa: S608 - ours
 
     def vacuum(self, hours: int) -> None:
         """Remove files that left the table this long ago; readers of older versions, an analysis too, fail."""
@@ -106,7 +109,7 @@ class Upkeep:
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
-            erased = tuple(Erased(each.key_hash, self._delete(self._of_records(each))) for each in erasures)
+            erased = tuple(Erased(each.key_hash, self._delete(each)) for each in erasures)
             if erasures:
                 self._purge()
                 self._tables.files.remove(self._lake.table(DERIVED))
@@ -114,13 +117,19 @@ class Upkeep:
                 self._erasures.end(each, self._now_ms())
         return erased
 
-    def _of_records(self, erasure: Erasure) -> str:
-        """Return which rows go with an erasure, as SQL: those of the key, and events, whose key is the failure id."""
-        ours = self._tables.read().where(erasure.predicate).select(F.expr(_FAILURE_ID).alias("name"))
-        names = [row["name"] for row in ours.distinct().collect() if row["name"]]
-        hashes = ", ".join(f"'{hash_key(name.encode(), self._lake.salt)}'" for name in names)
-        events = f" OR station = '{TopicRole.EVENTS.value}' AND key_hash IN ({hashes})" if hashes else ""
-        return f"{erasure.predicate}{events}"
+    def _delete(self, erasure: Erasure) -> int:
+        """Delete the rows of a key, and events of its records, whose key is the failure id; return how many."""
+        ours = self._tables.read().where(erasure.predicate)
+        of_events = ours.select(key_hash(F.encode(F.expr(_FAILURE_ID), "UTF-8"), self._lake.salt).alias("hash"))
+        of_key = to_frame(self._spark, [(erasure.key_hash,)], struct("hash string"))
+        of_key.union(of_events).distinct().createOrReplaceTempView(_ERASED)
+        is_event = f"station = '{TopicRole.EVENTS.value}' AND hash <> '{erasure.key_hash}'"
+        rows = self._changed(
+            f"MERGE INTO {self._records} USING {_ERASED} ON key_hash = hash AND ({erasure.predicate} OR {is_event}) "
+            f"WHEN MATCHED THEN DELETE"
+        )
+        self._spark.catalog.dropTempView(_ERASED)
+        return rows
 
     @contextmanager
     def _changing(self, job: str, *holds: str) -> Iterator[None]:
@@ -150,8 +159,7 @@ class Upkeep:
         if still := left():
             raise ErasureUnfinishedError(still[0], len(still))
 
-    def _delete(self, predicate: str) -> int:
-        statement = f"DELETE FROM {self._records} WHERE {predicate}"  # noqa: S608 - dates, numbers and hashes of ours
+    def _changed(self, statement: str) -> int:
         return int(self._spark.sql(statement).collect()[0]["num_affected_rows"])
 
 

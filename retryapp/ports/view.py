@@ -34,6 +34,10 @@ class HandlerInfo:
     topics: Mapping[str, str]
     partitions: int
     retry_topics: tuple[str, ...]
+    max_elapsed_ms: int | None = None
+    """No wait ends later than this after the first failure; None: no deadline."""
+    rule_schedules: tuple[str, ...] = ()
+    """Schedules of rules that have their own."""
     dead_letters: tuple[str, ...] = ()
     """Names of the dead-letter topics of rules; ``topics`` has them as ``dlq {name}``."""
     pace: str = ""

@@ -38,7 +38,7 @@ from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
+from retryapp.kafka import KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
@@ -348,8 +348,7 @@ class Runtime(Ownership):
             await asyncio.sleep(_GROWTH_S)
             for served in [*self.served.values()]:
                 if served.lacking:
-                    least = await asyncio.to_thread(self._least_partitions, served.handler.topology.owned)
-                    self.complete(served, least)
+                    self.complete(served, await self._least_partitions(served.handler.topology.owned))
 
     async def _look_for_other_topics(self) -> None:
         while True:
@@ -362,13 +361,13 @@ class Runtime(Ownership):
             if why := self.made_again({main: look.topic_id for main, look in looks.items() if look and look.topic_id}):
                 await self._end(why)
 
-    def _least_partitions(self, topics: Sequence[str]) -> int:
+    async def _least_partitions(self, topics: Sequence[str]) -> int:
         try:
-            states = KafkaAdmin(self.connection).describe_topics(topics)
+            looks = [await self.topics.look(topic) for topic in topics]
         except Exception as exc:  # noqa: BLE001 - asked again soon: no reason to end the worker
             logger.warning("Cannot count the partitions of our topics: %r", exc)
             return 0
-        return min((states[topic].partitions if topic in states else 0 for topic in topics), default=0)
+        return min((0 if look is None else look.partitions for look in looks), default=0)
 
     def _client_settings(self) -> ClientSettings:
         conf = self.app.conf
@@ -397,7 +396,8 @@ class Runtime(Ownership):
     async def _end_hung(self, handler: Handler) -> None:
         """End this process, as hung threads end with it only."""
         await self._end(
-            f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+            f"Handler {handler.name} for {handler.main} is blocked by runs that have gone on for {HUNG_S:g} s after "
+            f"their time-out: {handler.orphans.problem}"
         )
 
     async def _end(self, why: str) -> None:

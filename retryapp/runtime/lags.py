@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 
 
 async def ask_lags(runtime: Runtime, main: str, placed: Mapping[int, Placed]) -> Sequence[PartitionLag]:
-    """Ask the broker for the lag of partitions, those here by number.
+    """Ask the brokers for the lag of partitions, those here by number; of one without a leader nobody knows it.
 
     Raises:
         BrokerUnreachableError: no broker has answered for a while, or none does in time.
@@ -37,7 +37,9 @@ async def ask_lags(runtime: Runtime, main: str, placed: Mapping[int, Placed]) ->
         raise _unreachable(runtime, f"offsets did not come within {TIMEOUT_S:g} s") from exc
     except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
         raise _unreachable(runtime, str(exc) or type(exc).__name__) from exc
-    return [_lag(runtime, main, number, offsets) for number in here]
+    return [
+        _lag(runtime, main, number, offsets) for number in here if ClientTopicPartition(main, number) in offsets.ends
+    ]
 
 
 def _unreachable(runtime: Runtime, problem: str) -> BrokerUnreachableError:
@@ -56,18 +58,23 @@ class _Offsets(NamedTuple):
 
 async def _offsets(runtime: Runtime, main: str, client_tps: Sequence[ClientTopicPartition]) -> _Offsets:
     placed, retention_ms = runtime.placed, runtime.served[main].deletes_after_ms
-    moving = [tp for tp in client_tps if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
 
     async def ask(client: Any) -> _Offsets:
+        cluster = client._client.cluster  # noqa: SLF001 - there is no other way to ask
+        # with one that has no leader the client would ask for all of them until it has one
+        led = [tp for tp in client_tps if cluster.leader_for_partition(tp) not in (None, -1)]
+        if not led:
+            return _Offsets({}, {}, {}, {})
+        moving = [tp for tp in led if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
         # the public call for committed offsets asks for one partition at a time
-        committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
-        ends = await client.end_offsets(client_tps)  # of committed records: the consumer reads no others
+        committed = await client._coordinator.fetch_committed_offsets(led)  # noqa: SLF001
+        ends = await client.end_offsets(led)  # of committed records: the consumer reads no others
         mine = client.assignment()
         positions = {tp: await client.position(tp) for tp in moving if tp in mine}  # others may have none yet
         young: dict[ClientTopicPartition, int] = {}
         if retention_ms is not None:
             half_ms = runtime.clock.wall_ms() - retention_ms // 2
-            first = await client.offsets_for_times(dict.fromkeys(client_tps, half_ms))
+            first = await client.offsets_for_times(dict.fromkeys(led, half_ms))
             young = {tp: ends[tp] if at is None else at.offset for tp, at in first.items()}
         return _Offsets({tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions, young)
 

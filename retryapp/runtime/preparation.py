@@ -13,12 +13,18 @@ from pathlib import Path
 import faust
 from mode.utils.logging import get_logger
 
-from retryapp.core.errors import BrokerUnreachableError, DuplicateHandlerError, InvalidSettingError
+from retryapp.core.errors import (
+    BrokerUnreachableError,
+    DuplicateHandlerError,
+    InvalidSettingError,
+    TopicMissingError,
+)
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import quick_findings
 from retryapp.engine.worker.placement import Served
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
+from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
 from retryapp.kafka.compare import kept_ms
+from retryapp.kafka.errors import OlderVersionHiddenError
 from retryapp.ports import Clock
 from retryapp.runtime.clients.security import prove_login
 from retryapp.runtime.clients.unreadable import refuse_missing_codecs
@@ -91,9 +97,14 @@ def _refuse_stranding(app: faust.App, topologies: Iterable[HandlerTopology], adm
         group = name if version == 1 else f"{name}-v{version}"
         for topology in topologies:
             changelog = replace(topology, group=group).pending_changelog
-            if changelog not in admin.describe_topics([changelog]):
+            try:
+                admin.describe(changelog)
+                waiting = len(fold_changelog(admin.connection, changelog, lambda _key, _value: None))
+            except TopicMissingError:
                 continue
-            waiting = len(fold_changelog(admin.connection, changelog, lambda _key, _value: None))
+            except AccessDeniedError as exc:
+                doing = f"see whether records of version {version} still wait in {changelog}"
+                raise OlderVersionHiddenError(doing, exc.bootstrap, exc.reason) from exc
             if waiting:
                 raise InvalidSettingError(
                     "version",

@@ -442,6 +442,8 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         policy=handler.policy.text,
         schedule=handler.policy.schedule.text,
         max_attempts=handler.policy.max_attempts,
+        max_elapsed_ms=handler.policy.max_elapsed_ms,
+        rule_schedules=tuple(each.text for each in handler.policy.schedules[1:]),
         policy_digest=handler.policy.digest,
         tiers=str(topology.tiers),
         order=str(handler.order),

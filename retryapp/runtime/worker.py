@@ -30,7 +30,8 @@ from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
-from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
+from retryapp.runtime.machine.files import allow_open_files
+from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, in_url, local_address
 from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
@@ -56,13 +57,16 @@ class RetryWorker(Worker):
     _brief: BriefStart | None = None
 
     def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
+        allow_open_files()
         try:
             settings = load_settings()
             with warnings.catch_warnings():  # nothing has used these settings for anything yet
                 warnings.simplefilter("ignore", AlreadyConfiguredWarning)
                 self.place = _settle(app, settings)
             if settings.metrics_port is not None:
-                self._metrics_port = free_port(app.conf.web_bind, settings.metrics_port + self.place.number - 1)
+                first = settings.metrics_port + self.place.number - 1
+                setting = "RETRYAPP_METRICS_PORT or --metrics-port"
+                self._metrics_port = free_port(app.conf.web_bind, first, setting=setting)
         except RetryAppError as exc:
             _leave(exc)
         # Faust's command passes True, whatever the app has set
@@ -143,7 +147,7 @@ class RetryWorker(Worker):
         if (runtime := runtime_of(self.app)) is not None:
             conf = self.app.conf
             pages = f"{conf.canonical_url}/retries/" if conf.web_enabled else None
-            host = conf.web_bind if conf.web_bind == "127.0.0.1" else conf.web_host
+            host = in_url(conf.web_bind) if _is_loopback(conf.web_bind) else conf.web_host
             metrics = f"http://{host}:{self._metrics_port}/metrics" if self._metrics_port else None
             self.add_future(announce(runtime, pages, metrics, self._end_brief_start))
 
@@ -226,8 +230,8 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     if conf.web_enabled:
         if conf.web_port == FAUST_PORT:
             conf.web_port = free_port(conf.web_bind, settings.web_port + place.number - 1)
-        if conf.web_bind == "127.0.0.1":
-            conf.web_host = "127.0.0.1"
+        if _is_loopback(conf.web_bind):
+            conf.web_host = in_url(conf.web_bind)
         elif conf.web_host == socket.gethostname():  # the user chose none, and others may not know a container's
             conf.web_host = local_address(addresses(app)) or conf.web_host
         if not chosen:

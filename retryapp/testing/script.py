@@ -72,7 +72,7 @@ class Script:
     async def _do(self, value: Any, delivery: Delivery) -> None:
         if delivery.attempt > len(self._steps):
             if self._then is not None:
-                await call(self._then, value, delivery)
+                await call(self._then, value, delivery, deadline_s=0.0)  # the script's own time-out counts
             return
         step = self._steps[delivery.attempt - 1]
         if not isinstance(step, str):

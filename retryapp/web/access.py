@@ -19,7 +19,6 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hmac import compare_digest
@@ -29,6 +28,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from retryapp.core.errors import InvalidSettingError, shown
+from retryapp.engine.handler.threads import Ended, Threads
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.errors import PageError
 
@@ -41,6 +41,8 @@ MOST_LETTERS: Final = 1_000
 """Letters of a job that needs no admin."""
 HOOK_S: Final = 5.0
 """How long a login hook may take."""
+MOST_HOOKS: Final = 8
+"""Login hooks in threads that run at once; others wait for one to end."""
 _NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
 _HOST: Final = re.compile(r"[\w.-]+")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -54,8 +56,10 @@ Known = tuple[str, str] | None
 LoginHook = Callable[[web.Request], Known | Awaitable[Known]]
 
 logger = logging.getLogger(__name__)
-_hooks: Final = ThreadPoolExecutor(8, thread_name_prefix="login")
-"""For login hooks that are plain functions: one that hangs takes no thread that writes pages."""
+_hooks: Final = Threads(MOST_HOOKS)
+"""For login hooks that are plain functions: one that hangs takes no thread of a page, and keeps no process alive."""
+_running: Final = set[asyncio.Future[Ended]]()
+"""Login hooks in threads, also those whose time is over."""
 
 
 class Role(IntEnum):
@@ -163,9 +167,10 @@ class Operators:
 
     def _by_proxy(self, headers: Any) -> Person:
         names, roles = headers.getall(PROXY_USER, []), headers.getall(PROXY_ROLE, [])
+        role = _ROLES.get(roles[0].lower()) if any(roles) else Role.LOOK
         if len(names) != 1 or len(roles) > 1 or not _NAME.fullmatch(names[0]):  # two: one is the client's own
-            return Person(ANYONE, self.anyone, bool(self.tokens))
-        return Person(names[0], _ROLES.get(roles[0].lower() if roles else "", Role.LOOK))
+            role = None
+        return Person(ANYONE, self.anyone, bool(self.tokens)) if role is None else Person(names[0], role)
 
     def _is_known(self, host: str | None, url: str) -> bool:
         if host is None:
@@ -184,13 +189,24 @@ async def _by_hook(hook: LoginHook, request: web.Request) -> Person | None:
     """
     try:
         async with asyncio.timeout(HOOK_S):
-            run = asyncio.get_running_loop().run_in_executor
-            answer = hook(request) if inspect.iscoroutinefunction(hook) else await run(_hooks, hook, request)
+            answer = hook(request) if inspect.iscoroutinefunction(hook) else await _in_thread(hook, request)
             known = await answer if inspect.isawaitable(answer) else answer
         return None if known is None else _person(*known)
     except Exception:  # the user's code, or what it asks: it might have refused
         logger.exception("retryapp.login_hook_failed")
         return Person(ANYONE, Role.NONE)
+
+
+async def _in_thread(hook: LoginHook, request: web.Request) -> Any:
+    while len(_running) >= MOST_HOOKS:
+        await asyncio.wait(_running, return_when=asyncio.FIRST_COMPLETED)
+    run = _hooks.run(hook, request, name="login")
+    _running.add(run)
+    run.add_done_callback(_running.discard)
+    ended = await asyncio.shield(run)  # it runs on when its time is over, and counts
+    if ended.error is not None:
+        raise RuntimeError("the login hook failed") from ended.error  # whatever it is: SystemExit ends no worker
+    return ended.result
 
 
 def _person(name: str, role: str) -> Person:

@@ -20,10 +20,11 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import BrokerUnreachableError, DamagedMetadataError, InvalidDurationError, shown
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
+from retryapp.kafka import AccessDeniedError
 from retryapp.kafka.commands import reach_first, send_commands
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
-from retryapp.ports import PAGES_PREFIX
+from retryapp.ports import PAGES_PREFIX, HandlerInfo
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.errors import SOON, PageError
 from retryapp.web.outcomes import address_of, outcome_facts
@@ -49,6 +50,7 @@ _MOST_FIELDS: Final = 600
 _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
 _AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
+_PUT_RIGHT: Final = "This is the worker's login. Once it is put right, send it again: what was obeyed is not done twice"
 
 
 class Action(Page):
@@ -70,7 +72,7 @@ class Action(Page):
         """Call what sends commands of a handler, in a thread, once a broker has answered.
 
         Raises:
-            PageError: 503, no broker answers: it says whether something was sent.
+            PageError: 503, no broker answers: it says whether something was sent; or brokers refuse the worker's login.
         """
 
         def reach_and_call() -> T:
@@ -79,6 +81,8 @@ class Action(Page):
                 return call()
             except BrokerUnreachableError as error:
                 raise PageError(503, "no-broker", str(error), _AGAIN, SOON) from error
+            except AccessDeniedError as error:
+                raise PageError(503, "not-allowed", str(error), _PUT_RIGHT) from error
 
         answer: T = await turns.take(reach_and_call)
         return answer
@@ -92,8 +96,8 @@ class CommandPage(Action):
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        main = self.answers.get_handler_or_404(request.match_info["main"]).main
-        command = _command(sent, person.name, main, self.answers.now_ms())
+        info = self.answers.get_handler_or_404(request.match_info["main"])
+        main, command = info.main, _command(sent, person.name, info, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
         places: Places = {}
@@ -111,7 +115,8 @@ class SelectionPage(Action):
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        main = self.answers.get_handler_or_404(request.match_info["main"]).main
+        info = self.answers.get_handler_or_404(request.match_info["main"])
+        main = info.main
         try:
             names = _Names.validate_json(sent.get(CHOSEN, "[]"))
         except ValidationError as error:
@@ -122,7 +127,7 @@ class SelectionPage(Action):
             expected = f"Send verb (replay or discard), why (the reason, for the audit) and {CHOSEN}, nothing else"
             raise PageError(400, "bad-command", "verb, reason or another field cannot be used", expected)
         now_ms = self.answers.now_ms()
-        commands = [_command({**more, "failure_id": name}, person.name, main, now_ms) for name in dict.fromkeys(names)]
+        commands = [_command({**more, "failure_id": name}, person.name, info, now_ms) for name in dict.fromkeys(names)]
         places: Places = {}
         send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S, places=places)
         told = await self.send(CommandPage.turns, main, send)
@@ -191,7 +196,7 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
         ) from error
 
 
-def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Command:
+def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -> Command:
     given = {name: sent[name] for name in _FIELDS if sent.get(name)}
     if unknown := [name for name in sent if name not in _FIELDS]:
         raise PageError(400, "bad-command", f"unknown: {', '.join(unknown[:5])}", f"Send {', '.join(_FIELDS)}")
@@ -217,8 +222,11 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         raise PageError(400, "bad-command", problem_text(error), f"Send {', '.join(_FIELDS)}") from error
     except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
         raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
-    if origin.topic != main:
-        raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")
+    if origin.topic != info.main:
+        raise PageError(400, "bad-command", f"{name} is not of {info.main}", "Send it to the address of its handler")
+    if origin.partition >= info.partitions:
+        message = f"{info.main} has no partition {origin.partition}, which {name} names"
+        raise PageError(400, "bad-command", message, "In a failure id it is the number before the offset")
     return command
 
 

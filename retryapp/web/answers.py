@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -58,7 +57,7 @@ LIVE_S: Final = 5
 List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
 
-_searches: Final = Turns(4)  # they read topics or decode values: that may take long
+_searches: Final = Turns(4)  # they read topics, or look into messages, headers and values: that may take long
 _decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
 _readings: Final = ThreadPoolExecutor(4, thread_name_prefix="readings")
 """Of single records: a broker that has just gone holds a thread longer than its page waits."""
@@ -236,9 +235,8 @@ class Answers:
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""
-        search = self._search(question)
-        look = partial(waiting_here, self.view, infos, question, self.now_ms(), search)
-        return await (_searches.take(look) if search else compute(look))
+        look = partial(waiting_here, self.view, infos, question, self.now_ms(), self._search(question))
+        return await (_searches.take(look) if question.wanted.deep else compute(look))
 
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List the dead letters of those of these partitions that this worker has."""
@@ -307,10 +305,13 @@ class Answers:
             )
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
+        unread = ""
         if (there := place_of(entry, info.main)) is not None:
-            with suppress(RetryAppError):
+            try:
                 entry = whole_entry(entry, await self.read_record(*there))
-        record = await self._show(question, partial(pending_detail, entry))
+            except RetryAppError as error:  # the record waits all the same
+                unread = str(error)
+        record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
 

@@ -27,7 +27,7 @@ from retryapp.web.access import Role
 from retryapp.web.actions import MOST_CHOSEN
 from retryapp.web.figures import Rates
 from retryapp.web.lists import Line
-from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
+from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT, MAX_SEEN, YES
 
 Model = type[BaseModel]
 
@@ -143,13 +143,16 @@ _RECORD_OUTCOME = _model(
 )  # fmt: skip
 _OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+_OFFSET: Final = {**_NUMBER, "maximum": 2**63 - 1}
+_SEEN: Final = {**_NUMBER, "maximum": MAX_SEEN}
 _STRING: Final = {"type": "string"}
+_YES: Final = {**_STRING, "enum": [YES]}
 _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
 _SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
-_FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
+_FILTER: Final = {**dict.fromkeys((*FILTERS, "since", "until"), _STRING), "all": _YES}
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/health": (_model("Alive", "That pages are served.", ok=Literal[True]), {}),
@@ -180,7 +183,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/pending": (
         _model("Pending", "Waiting records, the next due first.", _Page, **_List),
-        {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _NUMBER},
+        {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _SEEN},
     ),
     "/{main}/pending/{partition}/{offset}": (
         _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
@@ -192,7 +195,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/dead": (
         _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
                reasons=list[str]),
-        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "marked", "before"), _STRING), "seen": _NUMBER},
+        {**_LIMITS, **_SEARCH, "reason": _STRING, "marked": _YES, "before": _STRING, "seen": _SEEN},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -250,7 +253,8 @@ _SELECTED = _model(
 _OUTCOMES = _model(
     "Outcomes", "What the partitions say of a command, and where its effect is seen.",
     main=str, verb=_Text, done=bool, see=str,
-    partitions=_many(_model("PartOutcome", "What a partition says.", partition=int, outcome=_Outcome, text=str)),
+    partitions=_many(_model("PartOutcome", "What a partition says.", partition=int, outcome=_Outcome, refused=_Text,
+                            text=str)),
 )  # fmt: skip
 COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     "/{main}/command": (
@@ -322,7 +326,8 @@ def _operation(
     path: str, model: Model, role: Role, query: Mapping[str, Any], answers: Mapping[str, Any]
 ) -> dict[str, Any]:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    places = {name: _NUMBER if name in ("partition", "offset") else {**_STRING, "minLength": 1} for name in names}
+    numbers = {"partition": _NUMBER, "offset": _OFFSET}
+    places = {name: numbers.get(name, {**_STRING, "minLength": 1}) for name in names}
     parameters = [{"name": name, "in": "path", "required": True, "schema": each} for name, each in places.items()]
     parameters += [{"name": name, "in": "query", "schema": each} for name, each in query.items()]
     error, page = {"schema": {"$ref": "#/components/schemas/Error"}}, {"text/html": {"schema": _STRING}}

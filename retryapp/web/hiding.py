@@ -36,10 +36,10 @@ def hidden_from(role: Role, facts: Facts, mask: Mask, *, decodes: bool) -> Facts
     return {**shown, "hidden": sorted(names)} if names else shown
 
 
-def check_search(wanted: LetterFilter, mask: Mask) -> None:
+def check_search(wanted: LetterFilter, mask: Mask, *, decodes: bool) -> None:
     """Raise `PageError` for a search by what is masked: its answer would tell what that is."""
     header, pointer = (None if text is None else text.partition("=")[0] for text in (wanted.header, wanted.field))
-    is_key = wanted.key is not None and _seen(wanted.key, mask) != wanted.key
+    is_key = wanted.key is not None and _key_seen(wanted.key, mask, decodes) != wanted.key
     if is_key or mask.covers(header, pointer):
         name = "the key" if is_key else header or pointer
         raise PageError(403, "masked", f"{name} is masked", "Search by something else")
@@ -69,13 +69,15 @@ def _masked(name: str, value: Any, mask: Mask, decodes: bool) -> Any:
         return replace(_without(payload), decoded=decoded, problem=payload.problem)
     if payload and payload.kind is Kind.BINARY:
         return _without(payload) if mask.pointers and _may_have_fields(payload.content) else value
-    text = payload.text if payload else value if name == "key" and isinstance(value, str) else None
-    if text is None:
-        return value
-    shown = _seen(text, mask)
     if payload is None:
-        return MASKED if decodes and mask.pointers and text.startswith("0x") else shown
-    return _without(payload) if shown == MASKED else payload if shown == text else replace(payload, text=shown)
+        return _key_seen(value, mask, decodes) if name == "key" and isinstance(value, str) else value
+    shown = _seen(payload.text, mask)
+    return _without(payload) if shown == MASKED else payload if shown == payload.text else replace(payload, text=shown)
+
+
+def _key_seen(text: str, mask: Mask, decodes: bool) -> str:
+    """Return a key as lists and filters have it, masked."""
+    return MASKED if decodes and mask.pointers and text.startswith("0x") else _seen(text, mask)
 
 
 def _decoded(payload: Payload, mask: Mask) -> Payload:

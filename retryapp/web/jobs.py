@@ -32,7 +32,7 @@ from retryapp.web.counting import Asked
 from retryapp.web.errors import PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
-from retryapp.web.query import FILTERS, Question
+from retryapp.web.query import FILTERS, Question, is_yes
 from retryapp.web.turns import Turns
 
 PREVIEW_S: Final = 8.0
@@ -45,6 +45,7 @@ MOST_REFUSED: Final = 1_000
 """Refused letters on a page."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
+_OF_PREVIEWS: Final = ("verb", "all", *FILTERS, "since", "until", "format", "refresh", "routed")
 _readings: Final = Turns(2)
 
 
@@ -124,7 +125,9 @@ def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))
-    if question.wanted == LetterFilter() and "all" not in given:
+    if unknown := [name for name in given if name not in _OF_PREVIEWS]:  # a slip would have it take more letters
+        raise bad_parameter(unknown[0], given[unknown[0]], f"no more than {', '.join(_OF_PREVIEWS)}")
+    if not is_yes(given, "all") and question.wanted == LetterFilter():
         raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*FILTERS, "since", "until")))
     return Verb(verb), question.wanted
 
@@ -176,7 +179,7 @@ class StartJob(_JobAction):
         try:
             verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
             scope = Scope.model_validate_json(sent.get("scope", ""))
-            check_search(wanted, self.answers.mask)
+            check_search(wanted, self.answers.mask, decodes=self.answers.decoding is not None)
         except (ValidationError, ValueError) as error:
             raise bad_sent("filter, scope or verb", "what the preview gave") from error
         name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -11,7 +12,7 @@ from retryapp.core.causes import cause_id
 from retryapp.core.control import mark_of
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.headers import RETRY_ORIGIN, decode_metadata
-from retryapp.core.hops import REPLAY
+from retryapp.core.hops import REPLAY, next_counted_ms
 from retryapp.core.lifecycle import Commanded, RecordEvent, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
@@ -102,27 +103,45 @@ async def _begun(answers: Answers, origin: Origin) -> int | None:
 def _last_failure(row: PendingEntry | None, steps: Sequence[Facts]) -> Facts:
     """Return the last failed attempt and when the next is due: as its row says, or its last step where none is here.
 
-    Empty after anything else: a command may have changed the time, or ended the retries.
+    ``counted_ms`` is from when ``max_elapsed`` counts. Empty after anything else: a command may have changed the time,
+    or ended the retries.
     """
     if row is not None:
-        with suppress(DamagedRowError):
-            if decode_row(row.value).flags & CANCELLED:
-                return {}
-        return pending_summary(row)
+        return _failed_in(row)
     last = next((step for step in reversed(steps) if not (step.get("text") or "").startswith(_REFUSED)), {})
-    return last if last.get("kind") == "failed" else {}
+    if last.get("kind") != "failed":
+        return {}
+    spent = (step for step in steps if step["kind"] == "failed" and step["attempt"])
+    first = next((step for step in spent if step["replays"] == last["replays"]), None)
+    return {**last, "counted_ms": last.get("due_at_ms") if first is None else first["at_ms"]}
+
+
+def _failed_in(row: PendingEntry) -> Facts:
+    facts = pending_summary(row)
+    with suppress(DamagedRowError, DamagedMetadataError):
+        waiting = decode_row(row.value)
+        metadata = decode_metadata(waiting.headers)
+        if facts["due_at_ms"] is not None and metadata is not None and not waiting.flags & CANCELLED:
+            return {**facts, "counted_ms": next_counted_ms(metadata, facts["due_at_ms"])}
+    return {}
 
 
 def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
-    """Return the attempts to come by today's schedule if all fail, without jitter; none if no next one is due."""
+    """Return the attempts to come by today's policy if all fail, without jitter; none if no next one is due.
+
+    Only the next where rules have schedules of their own: its error says which one follows.
+    """
     if last.get("due_at_ms") is None or last.get("attempt") is None:
         return []
     schedule, at_ms, attempt = parse_schedule(info.schedule), last["due_at_ms"], last["attempt"] + 1
     plan = [{"attempt": attempt, "due_at_ms": at_ms}]
-    while len(plan) < MOST_PLANNED and schedule.follows(attempt) and info.max_attempts is not None:
+    if info.max_attempts is None or info.rule_schedules:
+        return plan
+    until_ms = math.inf if info.max_elapsed_ms is None else last["counted_ms"] + info.max_elapsed_ms
+    while len(plan) < MOST_PLANNED and schedule.follows(attempt) and attempt < info.max_attempts:
         at_ms += schedule.nominal_ms(attempt)
         attempt += 1
-        if attempt > info.max_attempts:
+        if at_ms > until_ms:
             break
         plan.append({"attempt": attempt, "due_at_ms": at_ms})
     return plan

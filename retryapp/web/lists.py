@@ -39,7 +39,7 @@ DECODED_ROWS: Final = 50
 READ_SPAN: Final = 5_000
 """Most offsets of a partition in one reading: where a clock was set back, letters of one time are far apart."""
 READ_S: Final = 0.3
-"""After this time no more records are read, or decoded, for one page: others wait for what is found."""
+"""After this time no more records are read, decoded or looked into for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
 
 _Text = str | None
@@ -152,7 +152,7 @@ def waiting_here(
     lines, scanned, after = list[Line](), 0, question.after
     wanted = None if question.wanted == LetterFilter() else question.wanted
     holding, size = what_holds(infos), question.limit + 1
-    until_s = None if search is None else time.monotonic() + READ_S
+    until_s = None if wanted is None else time.monotonic() + READ_S
 
     def listing(upto: bytes | None) -> Listing:
         undecoded = 0 if search is None else search.undecoded

@@ -48,7 +48,9 @@ class Page:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, or refuse it."""
-        person = await self.answers.person(request, self.needs)
+        # whoever has a browser is shown what their role sees of any page; probes wait for no login hook
+        needs = max(self.needs, Role.LOOK) if is_browser(request) else self.needs
+        person = await self.answers.person(request, needs)
         try:
             self._refuse_other_methods(request)
             self.answers.refuse_other_groups(request)
@@ -75,7 +77,7 @@ class Page:
         question = question_of(request.query, request.match_info, address, person.role, now_ms)
         if any(getattr(question.wanted, name) is not None for name in PROBING):
             person.require(Role.OPERATE)
-        check_search(question.wanted, self.answers.mask)
+        check_search(question.wanted, self.answers.mask, decodes=self.answers.decoding is not None)
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")
         facts = await self.ask(self.answers, question)

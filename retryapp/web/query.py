@@ -26,6 +26,7 @@ DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field")
 """Parameters that are fields of `LetterFilter`; with `since` and `until` they are all of it."""
+YES: Final = "1"
 _FORMS: Final = {
     "header": "NAME=TEXT, as tenant=acme, of at most 400 characters",
     "field": "/POINTER=TEXT, as /customer/id=17, of at most 400 characters",
@@ -33,6 +34,7 @@ _FORMS: Final = {
 _OF_LISTS: Final = frozenset({*FILTERS, "since", "until", "limit", "partition", "after", "before", "marked"})
 """What tells one list from another."""
 MAX_REFRESH_S: Final = 3_600
+MAX_SEEN: Final = 2**53
 _MAX_DIGITS: Final = 19
 
 Stream = tuple[int, str | None]
@@ -137,8 +139,8 @@ def question_of(
         wanted=_filter(given, now_ms),
         after=_row_key(given.get("after")),
         before=None if "before" not in given else place_of(given["before"]),
-        seen=_number(given, "seen", 0, 2**53) or 0,
-        marked="marked" in given,
+        seen=_number(given, "seen", 0, MAX_SEEN) or 0,
+        marked=is_yes(given, "marked"),
         topic_id=given.get("topic_id"),
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
@@ -156,6 +158,17 @@ def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
         field, _, problem = first_problem(error)
         name = {"from_ms": "since", "until_ms": "until"}.get(field, field)
         raise bad_parameter(name, given[name], _FORMS.get(name, problem)) from error
+
+
+def is_yes(given: Mapping[str, str], name: str) -> bool:
+    """Tell whether something is asked for.
+
+    Raises:
+        PageError: 400 for any other word than `YES`: `0` or `no` would be taken for a yes.
+    """
+    if given.get(name, YES) != YES:
+        raise bad_parameter(name, given[name], f"{YES}, or no such parameter")
+    return name in given
 
 
 def is_number(text: str) -> bool:

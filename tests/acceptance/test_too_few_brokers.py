@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from acceptance.books import results
 from acceptance.load import under_load
 from confluent_kafka import KafkaError, Producer
-from harness import Stage, Worker, wait_for
-from harness.operator import Operator
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from harness import HandlerSpec, Stage, Worker, wait_for
+from harness.operator import Operator, answered
 from harness.three_brokers import ThreeBrokers, three_brokers
+
+from retryapp.kafka import KafkaAdmin
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
@@ -56,6 +60,42 @@ def test_one_is_away_and_the_changelog_asks_for_all(stage: Stage, brokers: Three
             not_ready(worker, "Bring back the brokers that are away")
         brokers.start(2)
         brokers.wait_in_sync()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "first", "why"),
+    [
+        pytest.param([2], [0], "it has no leader", id="no-leader"),
+        # a transaction that was under way would wait for the copies
+        pytest.param([1, 2], [], "copies in sync: 1, min.insync.replicas: 2", id="few-copies"),
+    ],
+)
+def test_a_topic_that_handlers_publish_to_takes_nothing(
+    stage: Stage, brokers: ThreeBrokers, replicas: list[int], first: list[int], why: str
+) -> None:
+    """Its records fail their attempts and wait; those after them go on, by the same lane."""
+    topic, out, closed = stage.main_topic(partitions=1), stage.main_topic("payments"), f"closed-{stage.group}"
+    operator = Operator(stage.bootstrap)
+    made = NewTopic(closed, 1, replica_assignment=[replicas], config={"min.insync.replicas": str(len(replicas))})
+    answered(operator.admin.create_topics([made]))
+    stage.program(HandlerSpec(topic=topic, policy="1d", publishes=out))
+    worker = stage.worker()
+    stage.produce(topic, [{"id": number, "to": closed} for number in first], 1)
+    wait_for(lambda: [result["id"] for _, result in results(stage, closed)] == first, "it publishes")
+    brokers.stop(2)
+    wait_for(lambda: lost_copies(stage, closed), "the topic has lost a copy")
+    stage.produce(topic, [{"id": 1, "to": closed}, {"id": 2}], 1)
+    evidence = stage.evidence(topic)
+    wait_for(lambda: evidence.waiting() == 1, "its record waits", timeout_s=90)
+    wait_for(lambda: [result["id"] for _, result in results(stage, out)] == [2], "the other is published")
+    assert worker.log.count("retryapp.lane_failed") == len(first)
+    ((_, metadata),) = evidence.retries()
+    assert why in metadata.error_message
+
+
+def lost_copies(stage: Stage, topic: str) -> bool:
+    state = KafkaAdmin(stage.connection).describe_topics([topic])[topic]
+    return bool(state.leaderless or state.lagging)
 
 
 def not_ready(worker: Worker, why: str = "") -> None:

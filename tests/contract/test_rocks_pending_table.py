@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from samples import WAITING, key_of, removal, waiting_row
@@ -135,6 +136,44 @@ def test_a_store_that_is_broken_may_be_removed(opened: Open, tmp_path: Path) -> 
     (tmp_path / "data" / "3").write_text("in the way")
     with pytest.raises(StoreBrokenError, match="remove the directory, and it is rebuilt"):
         opened()
+
+
+NO_FILES = Exception("IO error: While open a file for random read: 000012.sst: Too many open files")
+
+
+def test_a_store_that_finds_no_free_file_is_kept(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with it; a rebuilt one would need as many, and the others would be rebuilt in turn."""
+    table = opened()
+    table.write([waiting_row(1)], 5)
+    table.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "Rdict", Mock(side_effect=NO_FILES))
+        with pytest.raises(StoreBrokenError, match=r"Too many open files\. Nothing is wrong .*LimitNOFILE=.*ulimit"):
+            opened()
+    assert opened().next_offset == 6
+
+
+@pytest.mark.parametrize("call", ["get", "write", "flush", "close"])
+def test_an_open_store_that_finds_no_free_file_is_kept(opened: Open, call: str) -> None:
+    """It is as after a crash: what it says of itself is what it has."""
+    table = opened()
+    table.write([waiting_row(1)], 5)
+    rocks = table._store.db
+
+    def use() -> None:
+        table._store.get(b"k")
+        table._store.write(table._store.batch(), 0, logged=False)
+        table._store.write(table._store.batch(), 0)
+
+    table._store._db = Mock(wraps=rocks, **{f"{call}.side_effect": NO_FILES})
+    if call != "close":
+        with pytest.raises(StoreBrokenError, match="ulimit"):
+            use()
+    table.close()
+    if call == "close":
+        rocks.close()
+    again = opened()
+    assert (again._store.dropped, again.next_offset, dict(again.counts())) == (None, 6, {"1m": 1})
 
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])

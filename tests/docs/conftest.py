@@ -7,7 +7,7 @@ from samples import partition
 
 from retryapp.core.causes import CauseCount
 from retryapp.engine.handler.handler import Durations
-from retryapp.ports import Event, Observation, PartitionLag
+from retryapp.ports import CircuitInfo, Event, Observation, PartitionLag
 from retryapp.runtime.observe.metrics import Gauges, MetricsObserver, Scrape
 
 
@@ -22,6 +22,7 @@ def worker_metrics() -> Scrape:
         looked_ms=1,
         dead=1,
         circuit="open",
+        circuits={"ledger": CircuitInfo(state="half-open", since_ms=0, cause="")},
         jobs={"running": 1},
     )
     cause = CauseCount(cause_id="c1-3f9ca81b02", name="E", records=1, attempts=1, first_ms=1, last_ms=1, sample="x")

@@ -110,6 +110,12 @@ def test_every_query_of_the_dashboard_has_an_answer(ask: Ask) -> None:
     assert [query for query in QUERIES if not ask("query", query=chosen(query))["result"]] == []
 
 
+def test_a_partition_with_two_circuits_that_are_not_closed_is_counted_once(ask: Ask) -> None:
+    """The number of outages is one of partitions."""
+    (query,) = [target["expr"] for panel in PANELS if panel["title"] == "Outages" for target in panel["targets"]]
+    assert [each["value"][1] for each in ask("query", query=chosen(query))["result"]] == ["1"]
+
+
 def test_the_choices_of_the_dashboard_have_values(ask: Ask) -> None:
     """Its lists of jobs and main topics come from a series that every worker has."""
     found = ask("series", **{"match[]": 'retryapp_partitions{job=~".+"}'})

@@ -158,7 +158,7 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def stated_process(data: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with these arguments that the state file names, with a start time of long ago."""
+    """Run a process with these arguments that the state file names, as another build wrote it."""
     data.mkdir()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *arguments]) as process:
         state = {"pid": process.pid, "started_s": 1.5, "port": 1, "data": str(data), "log": "", "version": "4.3.1"}
@@ -177,8 +177,8 @@ def test_a_recycled_process_id_is_not_the_broker(kept_data: Path) -> None:
         assert other.poll() is None
 
 
-def test_a_step_of_the_clock_hides_no_broker(kept_data: Path) -> None:
-    """The start times of processes move with it. One that has ended is gone, although nobody has waited for it."""
+def test_the_broker_of_another_build_is_found(kept_data: Path) -> None:
+    """Else it could not be stopped. One that has ended is gone, although nobody has waited for it."""
     with stated_process(kept_data, str(kept_data / "server.properties")) as process:
         state = (kept_data / "broker.json").read_text()
         assert stop_kept_broker(kept_data) is not None

@@ -34,6 +34,7 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "groups": ["billing"],
         "broker": "kafka-1:9092",
         "client_config": None,
+        "lake": "/data/lake",
         "in_all": {"causes": 31, "outages": 2, "offenders": 3, "deadly_keys": 3},
         "causes": [_cause(number, text) for number in range(7)],
         "outages": [
@@ -66,8 +67,8 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         ],
         "retention": [
             _row(
-                "topic retention_ms dead gone within_day within_week next_loss_ms",
-                "billing.orders.dlq", 30 * DAY_MS, 431, 12, 37, 120, NOON_MS + 3_600_000,
+                "topic retention_ms was_deleted dead gone within_day within_week next_loss_ms",
+                "billing.orders.dlq", 30 * DAY_MS, False, 431, 12, 37, 120, NOON_MS + 3_600_000,
             )
         ],
         "funnel": [

@@ -22,7 +22,7 @@ from retryapp.pipeline.errors import OtherRunError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
-from retryapp.pipeline.positions import DELETED, Gap
+from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
@@ -291,7 +291,10 @@ def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, lake
     report = collect(spark, job.lake, now_ms=NOON_MS, within_ms=1_000, since_ms=NOON_MS - 7 * day_ms)
     assert seen(report["causes"]) == {"old": (1, "fewer"), "fresh": (11, "new")}
     assert report["headline"] == "24 records failed: 0 recovered, 24 waiting, 0 dead"
-    long, short = (causes_of(spark, job.lake, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100))
+    result = Derived(spark, job.lake).last_result()
+    long, short = (
+        causes_of(spark, job.lake, result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100)
+    )
     assert seen(long) == {"old": (13, None), "fresh": (11, None)}
     assert seen(short)["fresh"] == (11, "new"), "a window of less than an interval has its interval"
 
@@ -336,22 +339,28 @@ def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(
 def test_a_loss_fails_the_checks_until_it_is_acknowledged(
     spark: SparkSession, copied: Analysts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stays visible, as a warning with the note; a gap that is not there is refused."""
+    """It stays visible, as a warning with the note; a topic's name is all of its losses; an unknown one is refused."""
     job = copied
     life = Life(topic=f"{GROUP}.{MAIN}.dlq", topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
     gaps = Gaps(Facts(spark, job.lake))
-    for _ in range(2):
-        gaps.put(Gap(life, 0, 3, None, DELETED).row(CLUSTER, "r1", NOON_MS))
-    (gap,) = gaps.rows()
-    assert [verdict.name for verdict in job.analyse(6).verdicts if verdict.is_error] == [
-        "nothing was lost before it was archived"
-    ]
+    for partition, begin, end, reason in ((0, 3, None, DELETED), (0, 3, None, DELETED), (1, None, 1_000, CUT_OFF)):
+        gaps.put(Gap(life, partition, begin, end, reason).row(CLUSTER, "r1", NOON_MS))
+    deleted, cut_off = gaps.rows()
+    (found,) = [verdict for verdict in job.analyse(6).verdicts if verdict.is_error]
+    assert found.examples == (
+        f"{deleted['gap']} {life.topic}[0] from offset 3 to an unknown offset (deleted)",
+        f"{cut_off['gap']} {life.topic}[1] is shorter than the archive: new records below offset 1,000 are not read",
+    )
+    commands = {entry["title"]: entry["command"] for entry in job.collect()["todo"]}
+    assert commands[f"Check failed: {found.name}"] == f"retryapp pipeline gaps --lake {job.lake.uri}"
+    assert gaps.open_of(GROUP) == 2
     line = ["pipeline", "gaps", "--lake", job.lake.uri, "--json", "--acknowledge"]
     assert retryapp([*line, "unknown"]) == ExitCode.ENVIRONMENT
     capsys.readouterr()
-    assert retryapp([*line, gap["gap"], "--note", "deleted on purpose"]) == ExitCode.FINE
-    (shown,) = json.loads(capsys.readouterr().out)["gaps"]
-    assert (shown["topic"], shown["from_offset"], shown["note"]) == (life.topic, 3, "deleted on purpose")
+    assert retryapp([*line, cut_off["gap"], "--note", "disk 7"]) == ExitCode.FINE
+    assert retryapp([*line, life.topic, "--note", "deleted on purpose"]) == ExitCode.FINE
+    shown = [row["note"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["gaps"]]
+    assert (shown, gaps.open_of(GROUP)) == (["deleted on purpose", "disk 7"], 0)
     after = job.analyse(6)
     assert after.is_sound
     (warning,) = [verdict for verdict in after.verdicts if verdict.failures]

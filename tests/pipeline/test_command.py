@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
+from delta import places_of
 from harness.operator import Operator
 from harness.rights import CLOSED, grant, rights_of_people
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
@@ -28,6 +30,8 @@ from retryapp.core.errors import PortTakenError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
+from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
+from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import beside
 
@@ -44,19 +48,19 @@ def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     def call(name: str, *words: str) -> tuple[int, Any]:
         code = run(["pipeline", name, *words, "--lake", str(tmp_path / "lake"), "--json"])
-        return code, json.loads(capsys.readouterr().out)
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
     return call
 
 
 def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Path) -> None:
-    """Every command prints one JSON object; a loss is exit code 1."""
+    """Every command prints one JSON object; a loss is exit code 1. A group that is gone keeps no other from its run."""
     topic = group.topology.dlq
     for number in range(3):
         group.dead(0, dead(number), key=b"ada")
     where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
-    code, facts = command("archive", *where)
-    assert (code, facts["groups"][0]["rows"], facts["groups"][0]["gaps"]) == (0, 3, [])
+    code, facts = command("archive", *where, "--group", "a-gone")
+    assert (code, facts["error"]["type"], places_of(tmp_path / "lake").total()) == (3, "GroupMissingError", 3)
     group.dead(0, dead(3))
     group.dead(0, dead(4))
     code, facts = command("status", *where)
@@ -72,7 +76,9 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 3, 4)]
     assert {"topic": topic, "partition": 0, "offset": 5} in archived["cut"]
     (tmp_path / "key").write_bytes(b"ada")
-    facts = command("erase", "--key-file", str(tmp_path / "key"), *where)[1]
+    erase = ("erase", "--key-file", str(tmp_path / "key"), *where)
+    assert command(*erase, "--group", "a-typo")[0] == 3, "before anything is erased"
+    facts = command(*erase)[1]
     assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
@@ -111,13 +117,17 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
     assert (code, facts["groups"][0]["rows"]) == (0, 400)
 
 
-def test_analyse_and_report(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
-    """What is archived is analysed at once, and the page says the same as the JSON."""
-    group = Group.with_main(connection, partitions=1)
+def test_analyse_and_report(
+    command: Command, spark: SparkSession, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is archived is analysed once a vacuum has ended, and the page says the same as the JSON."""
     group.send_dead(3)
-    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
+    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
     page = tmp_path / "report.html"
-    code, facts = command("analyse", *where, "--report", str(page))
+    with ExitStack() as vacuum:
+        vacuum.enter_context(Holds(spark, lake).take("vacuum", ANALYSIS_HOLD))
+        monkeypatch.setattr("retryapp.cli._analyse.print_waiting", lambda _: vacuum.close())
+        code, facts = command("analyse", *where, "--report", str(page))
     assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
     assert facts["report"]["totals"]["dead"] == 3
     assert facts["report"]["headline"] in page.read_text()
@@ -241,7 +251,7 @@ def test_a_round_says_when_it_ended_and_what_it_missed() -> None:
         found = scrape(f"http://127.0.0.1:{port}/metrics")
         with pytest.raises(PortTakenError, match="--metrics-port"), PipelineMetrics().served("127.0.0.1", port):
             pytest.fail("it is taken")
-    assert (found["last_round_timestamp_seconds"], found["gaps_total"]) == (1_005, 2)
+    assert (found["last_round_timestamp_seconds"], found["unacknowledged_gaps"]) == (1_005, 2)
 
 
 def test_a_run_of_the_archive_is_seen_over_http(
@@ -273,6 +283,6 @@ def test_a_run_of_the_archive_is_seen_over_http(
     assert code == 0
     address, last = scrapes[-1]
     assert began_s < last["last_round_timestamp_seconds"] <= ended_s
-    assert last["gaps_total"] == 0
+    assert last["unacknowledged_gaps"] == 0
     with pytest.raises(OSError, match="refused"):
         scrape(address)

@@ -49,12 +49,19 @@ def full(connection: KafkaConnection) -> Group:
     return made
 
 
-def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path: Path) -> None:
-    """The next run adds what it had not committed."""
+@pytest.mark.parametrize("killed", ["driver", "java"])
+def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path: Path, killed: str) -> None:
+    """The next run adds what it had not committed. Where Java alone dies the command says so."""
     lake = tmp_path / "lake"
     words = ("--rows-per-batch", "250", "--master", "local[2]")
     with Command(tmp_path, "archive", *words, lake=lake, group=full) as process:
         process.wait_until(lambda: batches(lake) >= 2)
+        if killed == "java":
+            (java,) = psutil.Process(process.pid).children()
+            java.kill()
+            code, facts = process.end()
+            assert (code, facts["error"]["type"]) == (3, "JobFailedError"), process.log[-3_000:]
+            assert "Spark's Java process has ended. The system may have killed it" in facts["error"]["message"]
         process.kill()
     assert 0 < places_of(lake).total() < RECORDS, "it was not killed in the middle"
     again = full.archive(spark, open_lake(spark, str(lake)))

@@ -230,7 +230,10 @@ def test_what_the_checks_find(archive: Archive) -> Story:
     archive.failed(33, 1)
     archive.rows.append({**archive.rows[1]})
     archive.add("dlq", 0)
+    for kind in ("succeeded", "progress", "unheard"):
+        archive.add("events", 0, value=b'{"v":2,"kind":"%s"}' % kind.encode())
     tables = yield
+    assert None not in [row["failure_id"] for row in tables.rows]
     of_journeys, of_progress = checks.of_journeys(tables.journeys)[0], checks.of_progress(tables.progress)[0]
     every = [*checks.of_readings(tables.readings), *of_journeys, *of_progress, *checks.of_ledger(tables.ledger)]
     found = {verdict.name: verdict for verdict in every}
@@ -238,6 +241,7 @@ def test_what_the_checks_find(archive: Archive) -> Story:
     assert failing == {
         "records are there once": (1, True),
         "records can be read": (1, False),
+        "events are of a known version": (3, False),
         "journeys.reason is known": (1, True),
         "no attempt was early": (1, True),
         "no hand-off is there twice": (2, False),
@@ -263,6 +267,8 @@ def test_dead_letters_at_risk(archive: Archive) -> Story:
     found = counts.retention(tables.journeys, kept_ms, now_ms=NOON_MS)
     names = ("dead", "gone", "within_day", "within_week", "next_loss_ms")
     assert told(found, *names) == [(4, 1, 1, 2, NOON_MS + day_ms // 2)]
+    found = counts.retention(tables.journeys, {"other": None}, now_ms=NOON_MS)
+    assert told(found, "was_deleted", *names) == [(True, 4, 4, 0, 0, None)]
 
 
 @story(5)

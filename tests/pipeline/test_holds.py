@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -60,22 +59,10 @@ def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group
     """Both would begin at the same offsets: the later one is refused, or waits."""
     group.send_dead(10)
     second, name = group.archive(spark, lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
-    with (
-        Holds(spark, lake).take("archive", name),
-        pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused,
-    ):
-        second.run_once()
-    assert refused.value.exit_code == 3
-    rows: list[int] = []
-    seen: list[str] = []
-    with Holds(spark, lake).take("archive", name):
-        waiting = threading.Thread(
-            target=lambda: rows.append(second.run_once(wait_s=PATIENCE_S, on_wait=seen.append).rows)
-        )
-        waiting.start()
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not seen and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-    waiting.join(PATIENCE_S)
-    assert (rows, len(seen)) == ([10], 1)
+    with ExitStack() as first:
+        first.enter_context(Holds(spark, lake).take("archive", name))
+        with pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused:
+            second.run_once()
+        assert refused.value.exit_code == 3
+        assert second.run_once(wait_s=PATIENCE_S, on_wait=lambda _: first.close()).rows == 10
     assert places_of(tmp_path / "lake") == group.places()

@@ -77,12 +77,17 @@ def test_charts_follow_the_readers_theme() -> None:
 
 
 def test_size() -> None:
-    """Every table as long as it may be, every message as long as core lets it be."""
+    """Every table as long as it may be, every message as long as core lets it be; what is lost is not cut off."""
     long = "x" * 1_024
     full = facts(text=long)
     cause = full["causes"][0] | {"examples": [{"failure_id": "f" * 300, "message": long}] * 3}
-    page = to_page(facts(causes=[cause] * 20, offenders=full["offenders"][:1] * 20, outages=full["outages"][:1] * 20))
+    tables = {name: full[name][:1] * 20 for name in ("offenders", "outages")}
+    ledger = full["ledger"][:1] * 3_999 + [full["ledger"][0] | {"partition": 4_711, "lost": 1}]
+    shown = facts(causes=[cause] * 20, ledger=ledger, **tables)
+    page = to_page(shown)
     assert len(page.encode()) < LARGEST
+    assert (shown["ledger"][0]["partition"], shown["totals"]["lost"]) == (4_711, 1)
+    assert "20 of 4,000 partitions" in page
 
 
 def test_what_deserves_action_comes_first() -> None:
@@ -221,6 +226,36 @@ def test_a_chart_has_a_bar_for_each_cause() -> None:
     names = [escape(f"{first['template']} {cause['cause_id'][-6:]}") for cause in (first, second)]
     bars = page.split('aria-label="Records by cause and fate"')[1].split("</svg>")[0]
     assert [bars.count(f">{name}</text>") for name in names] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("handlers", "names"),
+    [
+        ([("billing", "orders"), ("domain", "orders")], ["billing: orders", "domain: orders"]),
+        ([("billing", "a.long.name.orders.v1"), ("billing", "a.long.name.refunds.v1")],
+         ["a.long.name.orders.v1", "a.long.name.refunds.v1"]),
+    ],
+)  # fmt: skip
+def test_two_handlers_are_told_apart(handlers: list[tuple[str, str]], names: list[str]) -> None:
+    """In charts, whose bars of one name would be added up, and in tables."""
+    one = facts()
+    both = {
+        table: [row | {"group": group, "main": main} for group, main in handlers for row in one[table]]
+        for table in ("funnel", "lateness")
+    }
+    page = to_page(facts(groups=list(dict(handlers)), **both))
+    for name in names:
+        for text in (f">{name}: attempt 2 after 1m</text>", f">{name}: 1m</text>"):
+            assert page.count(text) == 1, text
+        assert f'<span class="soft">{name}</span>' in page
+
+
+def test_of_a_topic_that_was_deleted_nothing_is_replayed() -> None:
+    """No command would find its dead letters."""
+    shown = facts(retention=[facts()["retention"][0] | {"was_deleted": True, "within_day": 0, "within_week": 0}])
+    assert not [entry for entry in shown["todo"] if "retryapp dead" in f"{entry['text']} {entry['command']}"]
+    assert [entry for entry in shown["todo"] if "only the archive has these" in entry["text"]]
+    assert "was deleted" in to_page(shown)
 
 
 def test_keys_beyond_those_shown_are_not_denied() -> None:

@@ -18,7 +18,6 @@ from samples import waiting
 
 from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline import archive
-from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import LakeNotSharedError, OtherClusterError, OtherRunError, TableReplacedError
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.outlook import find_outlook
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-NOW_MS = 1_900_000_000_000
 
 
 def delete_topics(group: Group, *topics: str) -> None:
@@ -38,16 +36,6 @@ def delete_topics(group: Group, *topics: str) -> None:
     client = group.connection.client(AdminClient)  # must outlive its futures
     for future in client.delete_topics(list(topics), operation_timeout=20).values():
         future.result(30)
-
-
-@pytest.mark.extended
-def test_a_clock_that_is_behind_orders_nothing(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
-    """The second of three runs has a clock five minutes behind."""
-    for now_ms in (NOW_MS, NOW_MS - 300_000, NOW_MS + 1_000):
-        group.send_dead(10)
-        job = Archive(spark, group.connection, lake, group.topology.group, now_ms=lambda at_ms=now_ms: at_ms)
-        assert job.run_once().rows == 10
-    assert places_of(tmp_path / "lake") == group.places()
 
 
 @pytest.mark.extended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retryapp.broker.kept import _gone
-from retryapp.broker.node import Broker
+from retryapp.broker.config import properties_file
+from retryapp.broker.kept import _gone, start_kept_broker, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError
+from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
 
@@ -29,6 +32,30 @@ def test_a_process_that_goes_on_is_not() -> None:
     """The wait is bounded."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         assert not _gone(psutil.Process(child.pid), 0.1)
+
+
+def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one cannot stop it, and it goes on."""
+
+    def refuse(process: psutil.Process, _signal: int) -> None:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "send_signal", refuse)
+    wait = "import sys; sys.stdin.read()"
+    words = [sys.executable, "-c", wait, str(properties_file(tmp_path))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        state = {"pid": process.pid, "port": 1, "data": str(tmp_path), "log": "broker.log", "version": "4.3.1"}
+        (tmp_path / "broker.json").write_text(json.dumps(state))
+        with pytest.raises(BrokerFailedError, match=rf"\(pid {process.pid}\) belongs to another user"):
+            stop_kept_broker(tmp_path)
+        assert (tmp_path / "broker.json").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Before anything is started."""
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderUnusableError, match="--data"):
+        start_kept_broker(tmp_path, tmp_path / "file" / "data", port=9092)
 
 
 def test_the_broker_of_a_run_is_not_fenced_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

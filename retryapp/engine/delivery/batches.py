@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -61,6 +62,23 @@ class _Part:
     runs: list[Run]
     whole: _Part | None = None
     """The part that it is a half of."""
+
+
+class _Share:
+    """What a long list may take of a round of the event loop at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + ROUND_S
+
+    async def over(self) -> bool:
+        """Let others go on if it is used up; tell whether they have: the list may be cancelled since."""
+        if self._loop.time() < self._end_s:
+            return False
+        with suppress(asyncio.CancelledError):  # whose it is, is asked then
+            await asyncio.sleep(0)
+        self._end_s = self._loop.time() + ROUND_S
+        return True
 
 
 class BatchPool(DeliveryPool):
@@ -172,12 +190,14 @@ class BatchPool(DeliveryPool):
 
     async def _deliver_all(self, batch: BatchRun) -> None:
         """Give each record its outcome, or raise `RunAbortedError` or `GivenUpError` with those that have none left."""
-        handler, clock = batch.context.handler, batch.context.clock
+        handler, clock, share = batch.context.handler, batch.context.clock, _Share()
         for run in [*batch.open]:
             if (buried := unpack(run)) is not None:
                 batch.settle_one(run, buried)
             elif not is_due(run):
                 batch.settle_one(run, None)
+            if await share.over():
+                await self._over(batch)
         if not batch.open:
             return
         started_s, started_ms = clock.monotonic_s(), clock.wall_ms()
@@ -200,17 +220,12 @@ class BatchPool(DeliveryPool):
             await self._fail_all(batch, error)
 
     async def _fail_all(self, batch: BatchRun, error: BaseException) -> None:
-        """Have all that are left fail with an error, some in each round of the event loop."""
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + ROUND_S
+        """Have all that are left fail with an error."""
+        share = _Share()
         for run in [*batch.open]:
             batch.settle_one(run, outcome_of(run, error))
-            if loop.time() >= end_s:
-                try:
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError:
-                    await self._over(batch)  # raises, unless it was somebody's stray cancellation
-                end_s = loop.time() + ROUND_S
+            if await share.over():
+                await self._over(batch)
 
     async def _call_parts(self, batch: BatchRun) -> BaseException | None:
         """Call the function with all records, and with halves of what it raises for, until each has its outcome.
@@ -247,7 +262,10 @@ class BatchPool(DeliveryPool):
     async def _try(self, batch: BatchRun, part: _Part) -> BaseException | None:
         """Call the function once; return what it raised. What cannot be decoded is no part of the call."""
         handler, clock, values, runs = batch.context.handler, batch.context.clock, [], list[Run]()
+        share = _Share()
         for run in part.runs:
+            if await share.over() and await self._is_over(batch):
+                return None
             try:
                 values.append(handler.decode(run.shown.value))
             except BaseException as exc:  # noqa: BLE001 - the edge to user code, as in `DeliveryPool._call`
@@ -262,7 +280,7 @@ class BatchPool(DeliveryPool):
         deliveries = [open_delivery(run) for run in runs] if handler.wants_delivery else []
         began_s = clock.monotonic_s()
         try:
-            await call(handler, values, deliveries or None)
+            await call(handler, values, deliveries or None, batch.deadline_s)
         except NoThreadError:
             raise
         except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is a failure of records
@@ -279,6 +297,7 @@ class BatchPool(DeliveryPool):
 
     async def _close_all(self, batch: BatchRun, runs: list[Run]) -> bool:
         """Give each record of a call that went well its outcome; tell whether there was time."""
+        share = _Share()
         for run in runs:
             error = None
             if run.outbox is not None and not run.outbox.empty:
@@ -287,7 +306,9 @@ class BatchPool(DeliveryPool):
                     return False
             batch.settle_one(run, outcome_of(run, error))
             error = None  # newer Pythons link its frames to this one: they would keep each other
-        return True
+            if await share.over() and await self._is_over(batch) and (batch.aborted or batch.given_up or self.stopping):
+                return False  # a time-out alone comes too late: the call has ended
+        return not batch.overdue
 
     async def _is_over(self, batch: BatchRun) -> bool:
         """Tell whether no outcome counts any more; take back cancellations that are nobody's."""

@@ -220,12 +220,16 @@ def letter_mark(
 
 
 def recovered(run: Run) -> tuple[Outgoing, ...]:
-    """Return the mark of the letter whose replay a handler is done with; nothing for other records."""
+    """Return the mark of the letter whose replay a handler is done with; nothing for other records.
+
+    Nor where no rule names the letter's topic any more: it may be gone, and would refuse the mark for ever.
+    """
     metadata, topology = run.metadata, run.context.handler.topology
-    if metadata is None or metadata.letter is None or topology.drop:
+    if metadata is None or metadata.letter is None:
         return ()
     name, _, offset = metadata.letter.rpartition(":")
-    topic = topology.dlq_named(name or None)
+    if (topic := topology.dlq_named(name or None)) not in topology.dlqs:
+        return ()
     told = LetterMark(
         mark=MarkKind.RECOVERED,
         failure_id=metadata.failure_id,

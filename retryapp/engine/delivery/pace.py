@@ -1,10 +1,11 @@
 """What holds the deliveries of one handler and partition back: a rate limit, circuits, and a pause.
 
-Neither sleeps in a runner. Due rows that may not go yet stay in the table: the scheduler asks how many it may claim.
+Neither sleeps in a runner. Due rows that may not go yet stay in the table, or go back there if they were claimed before
+their circuit opened: the scheduler asks how many it may claim.
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
 While somebody has paused the handler, or forced its circuit open, nothing begins, and nothing is taken in.
-Named circuits hold back due rows that have failed because of them, and nothing else: such a row waits in the table, and
-one that was claimed goes back there. Of these, only so many run at once (`engine.handler.places`).
+Named circuits hold back due rows that have failed because of them, and nothing else. Of these, only so many run at once
+(`engine.handler.places`).
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -46,6 +47,7 @@ class Pace:
         shares: int = 1,
         circuits: Mapping[str, Circuit] = {},
         places: Mapping[str, Places] = {},
+        gathers: int = 0,
     ) -> None:
         self._clock = clock
         self._random = random
@@ -62,6 +64,8 @@ class Pace:
         self.pauses: Pauses = {}
         """Begin and end of the last times when somebody had all wait, epoch milliseconds; or, by name, a circuit."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
+        self._gathers = gathers
+        """So many claims that have not begun wait for no runner: they gather in a list, or their copies come first."""
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
         self._held: deque[Paced] = deque()
@@ -79,7 +83,11 @@ class Pace:
         circuits = handler.known_circuits.setdefault(partition, {})
         for name, breaker in handler.breakers.items():
             circuits.setdefault(name, Circuit(breaker))
-        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuits=circuits, places=handler.places)
+        gathers = 0 if handler.batch is None else handler.batch.size
+        if handler.through_main:
+            gathers = handler.max_in_flight
+        told: Any = {"circuits": circuits, "places": handler.places, "gathers": gathers}
+        return cls(clock, random, rate=handler.rate_limit, shares=shares, **told)
 
     @property
     def circuit(self) -> Circuit | None:
@@ -188,12 +196,14 @@ class Pace:
         """
         if self.paused:
             return 0
-        most = MANY
-        if self._bucket is not None and due:
-            most = self._bucket.room(self._now_ms())
+        most = self._rate_room(self._bucket, waiting) if due else MANY
         if self.circuit is not None and not self.circuit.closed:
-            most = min(most, self.circuit.permits(self._now_ms()))
-        return most if most == MANY else max(0, most - waiting)
+            most = min(most, self.circuit.permits(self._now_ms()) - waiting)
+        return max(0, most)
+
+    def _rate_room(self, bucket: LeakyBucket | None, waiting: int) -> int:
+        """Return how many a rate lets go: what waits for a runner is no store for a burst."""
+        return MANY if bucket is None else bucket.room(self._now_ms()) - max(0, waiting - self._gathers)
 
     def limits(self, waiting: Mapping[str, int], wake: Wake) -> dict[str, int]:
         """Return how many rows may be claimed of circuits with a limit now; `claimed` follows.
@@ -203,7 +213,7 @@ class Pace:
         limits, now_ms = dict[str, int](), self._now_ms()
         for name, gate in self.gates.items():
             most = MANY if gate.circuit.closed else gate.circuit.permits(now_ms) - waiting.get(name, 0)
-            most = most if gate.bucket is None else min(most, gate.bucket.room(now_ms))
+            most = min(most, self._rate_room(gate.bucket, waiting.get(name, 0)))
             if gate.places is not None:
                 gate.offered = gate.places.room(wake)
                 most = min(most, gate.offered)
@@ -285,18 +295,22 @@ class Pace:
         return False
 
     def sends_back(self, run: Paced) -> bool:
-        """Tell whether a due row waits on in the table.
+        """Tell whether a due row waits on in the table, where commands about it do not wait for its run.
 
-        Nothing may begin, and commands do not wait for that; or its named circuit has opened since it was claimed; or
-        it has no place: it was held, or is the head of a sequence now.
+        Nothing may begin; or a circuit that it has to pass has opened since it was claimed; or it has no place: it was
+        held, or is the head of a sequence now.
         """
-        if run.claim is not None and run.on_end is None and not self.going.is_set():
-            return True
-        gate = self.gates.get(run.circuit) if run.circuit else None
-        if gate is None or run.claim is None:
+        if run.claim is None:
             return False
-        is_out = run.on_end is None and run not in gate.admitted and not gate.circuit.permits(self._now_ms())
-        return is_out or (gate.places is not None and not gate.places.take(run.claim))
+        shut = not self.going.is_set() or any(self._shuts(gate, run) for gate in self._gates_of(run))
+        if shut and run.on_end is None:
+            return True
+        places = self._places_of(run.claim)
+        return places is not None and not places.take(run.claim)
+
+    def _shuts(self, gate: Gate, run: Paced) -> bool:
+        """Tell whether a circuit keeps a run from beginning now."""
+        return run not in gate.admitted and not gate.circuit.permits(self._now_ms())
 
     def _gates_of(self, run: Paced) -> list[Gate]:
         """Return those that a run has to pass: the handler's own, and that of its row."""
@@ -312,12 +326,12 @@ class Pace:
     def failed(self, run: Paced, failure: Failure) -> int | None:
         """Take a failure; return the wait in milliseconds if it spends no attempt, else None.
 
-        Only an error that may go away says something about the service; an answer that names a time does not.
+        Only an error that may go away says something about the service; a time that the handler names does not.
         """
         now_ms, asked_ms = self._now_ms(), failure.retry_after_ms
         if not self.gates or self._random is None or failure.error_class is not ErrorClass.RETRYABLE:
             return None
-        if (counts := self.gates.get(failure.circuit)) is not None and asked_ms is None:
+        if (counts := self.gates.get(failure.circuit)) is not None and not failure.asked_by_handler:
             place = run.record.offset
             self._told(counts, counts.circuit.settle(place, fine=False, now_ms=now_ms, cause=failure.error_type))
         free = [gate.circuit for gate in (counts, self._own) if gate is not None and gate.circuit.free(now_ms)]

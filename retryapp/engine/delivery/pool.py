@@ -166,7 +166,7 @@ class DeliveryPool:
                 each.outbox.close()  # what it publishes from here on belongs to no record
         if run.task is not None:
             self._runners.discard(run.task)
-            abandon(run.context.handler, run.task, [delivery_of(each) for each in ended or [run]])
+            abandon(run.context.handler, run.task, [delivery_of(each) for each in ended or [run]], run.deadline_s)
         if not self.stopping:
             self._add_runner()
         for each in ended:
@@ -246,7 +246,7 @@ class DeliveryPool:
             error = None
             try:
                 value = handler.decode(run.shown.value)
-                await call(handler, value, open_delivery(run) if handler.wants_delivery else None)
+                await call(handler, value, open_delivery(run) if handler.wants_delivery else None, run.deadline_s)
                 if run.outbox is not None:
                     await close_delivery(run)
             except NoThreadError:

@@ -297,9 +297,9 @@ class Handler:
         object.__setattr__(self, "timeout_s", self.policy.timeout_ms / 1000)
         object.__setattr__(self, "tries_in_place", self.policy.tries_in_place)
         object.__setattr__(self, "wants_delivery", self.takes_delivery or not self.is_async)
-        ordered = self.order is not Order.NONE
-        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency), ordered=ordered))
-        object.__setattr__(self, "threads", Threads(keep=2 * self.concurrency))
+        first, again, ordered = self.concurrency, self.max_concurrent or self.concurrency, self.order is not Order.NONE
+        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, first, again), ordered=ordered))
+        object.__setattr__(self, "threads", Threads(keep=first + again))
 
     @property
     def main(self) -> str:
@@ -421,20 +421,21 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None) -> None:
+async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None, deadline_s: float) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread; with a list, where that is its value.
 
-    A plain function that is given up (time-out, shutdown) cannot be stopped: its thread goes on as an orphan.
+    A plain function that is given up cannot be stopped: its thread goes on as an orphan. `deadline_s` is when its time
+    is up, by the loop: a session may end long before that.
 
     Raises:
         HandlerResultError: it returned something that would still have to run.
         NoThreadError: the system has no further thread; the function was not started.
     """
-    if given is None:
-        result = await handler.function(value)
+    arguments = (value, given) if handler.takes_delivery else (value,)
+    if given is None or handler.is_async:
+        result = await handler.function(*arguments)
     else:
-        arguments = (value, given) if handler.takes_delivery else (value,)
-        result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, given))
+        result = await _in_thread(handler, arguments, given, deadline_s)
     if result is None:
         return
     if inspect.isawaitable(result):
@@ -444,7 +445,9 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
         raise HandlerResultError(handler.name, result)
 
 
-async def _in_thread(handler: Handler, arguments: tuple[Any, ...], given: Delivery | list[Delivery]) -> Any:
+async def _in_thread(
+    handler: Handler, arguments: tuple[Any, ...], given: Delivery | list[Delivery], deadline_s: float
+) -> Any:
     deliveries = [*given] if isinstance(given, list) else [given]  # the function may do anything to its list
     run = handler.threads.run(handler.function, *arguments, name=deliveries[0].failure_id)
     try:
@@ -452,7 +455,7 @@ async def _in_thread(handler: Handler, arguments: tuple[Any, ...], given: Delive
     except asyncio.CancelledError:
         if not run.done():
             run.add_done_callback(_discard_result)
-            abandon(handler, run, deliveries)
+            abandon(handler, run, deliveries, deadline_s)
         raise
     if ended.error is not None:
         raise ended.error  # a StopIteration becomes a RuntimeError on its way, as from any coroutine (PEP 479)
@@ -469,10 +472,11 @@ def _discard(result: object) -> None:
         result.close()
 
 
-def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery]) -> None:
+def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery], deadline_s: float) -> None:
     """Make a run that does not end an orphan, and log it, with the first of its records."""
     orphans, delivery = handler.orphans, deliveries[0]
-    orphans.adopt(run, *(each.failure_id for each in deliveries))
+    left_s = deadline_s - asyncio.get_running_loop().time()
+    orphans.adopt(run, *(each.failure_id for each in deliveries), left_s=left_s)
     logger.warning("retryapp.run_abandoned", extra=_facts(handler, delivery, "was given up and goes on"))
     if orphans.full:
         logger.warning(

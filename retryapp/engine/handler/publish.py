@@ -34,7 +34,7 @@ from retryapp.core.errors import (
     RetryAppError,
 )
 from retryapp.core.hops import record_size
-from retryapp.core.publication import Destination, Publication, partition_of
+from retryapp.core.publication import Destination, Publication
 from retryapp.core.record import Headers
 from retryapp.core.topology import check_name
 from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
@@ -347,6 +347,7 @@ def _publication(wish: _Wish, random: Random) -> Publication:
     _check(wish)
     destination, partition = wish.destination, wish.partition
     if partition is None:
-        count = destination.partitions
-        partition = int(random.random() * count) if wish.key is None else partition_of(wish.key, count)
+        partition = destination.partition_for(wish.key, random.random() if wish.key is None else 0.0)
+    if (why := destination.closed.get(partition)) is not None:
+        raise DestinationError(destination.topic, f"partition {partition} takes no records now: {why}")
     return Publication(destination.topic, partition, wish.key, wish.value, wish.headers, destination)

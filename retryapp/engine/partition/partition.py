@@ -234,7 +234,7 @@ class PartitionEngine(RunOwner):
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
             held = self.context.alone.still and self._keeps_still(run)
-            paced = (pace := self.context.pace).gated and (pace.going.is_set() or not _is_decided(run))
+            paced = (pace := self.context.pace).gated and not _is_decided(run)
             held = held or (paced and (self._sends_back(run) or pace.holds(run)))
             held = held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
             if held:

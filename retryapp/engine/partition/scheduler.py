@@ -126,6 +126,8 @@ class Scheduler:
         self.waiting -= 1
         if claim.circuit:
             self._waiting_in[claim.circuit] -= 1
+            if self._limited:
+                self._wake.set()
         self._unblock()
 
     def release(self, key: bytes) -> None:

@@ -13,12 +13,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.core.classify import DeadReason
+from retryapp.core.lifecycle import KINDS
+from retryapp.pipeline.analysis.journeys import STATIONS
+from retryapp.pipeline.analysis.reading import MARK
+from retryapp.pipeline.gaps import gap_text
 
 ERROR: Final = "error"
 WARN: Final = "warn"
 EXAMPLES: Final = 5
 FEW: Final = 10_000  # of fewer rows a tenth at each end may lie anywhere, of more a thousandth
 HOLDS: Final = "holds"
+NO_LOSS: Final = "nothing was lost before it was archived"
 OLDER: Final = "the last analysis is older than the window of --since: run 'retryapp pipeline analyse'"
 REASONS: Final = tuple(reason.value for reason in DeadReason)
 
@@ -59,11 +64,17 @@ def of_readings(readings: DataFrame) -> list[Verdict]:
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
     read = _Check("records can be read", WARN, text, F.lit(True), (*place, "unreadable"))
-    is_unread = F.col("said.unreadable").isNotNull()
+    is_unread, kind = F.col("said.unreadable").isNotNull(), F.col("said.kind")
+    is_known = kind.isin(*KINDS, *STATIONS) | kind.startswith(MARK)
+    is_empty = F.when(kind == "progress", F.col("said.to_offset").isNull())  # only the kind of a newer one is read
+    is_newer = ~is_known | is_empty.otherwise(kind.isin(*STATIONS) & F.col("said.failure_id").isNull())
+    times, unread, newer = F.count(F.lit(1)), F.count_if(is_unread), F.count_if(is_newer)
     places = readings.groupBy("life", *place).agg(  # with a text it would be a sort
-        F.count(F.lit(1)).alias("times"), F.count_if(is_unread).alias("unread")
+        times.alias("times"), unread.alias("unread"), newer.alias("newer")
     )
-    found, sums = _judge(places, {"unread": F.sum("unread")}, once)
+    found, sums = _judge(places, {"unread": F.sum("unread"), "newer": F.sum("newer")}, once)
+    upgrade = "events of a newer retryapp, which are counted nowhere: upgrade this one" if sums["newer"] else HOLDS
+    found.append(Verdict("events are of a known version", WARN, sums["newer"] or 0, upgrade, ()))
     if sums["unread"]:
         quarantine = readings.where(is_unread).select(*place, "said.unreadable")
         return [*found, *_judge(quarantine, {}, read)[0]]
@@ -151,39 +162,32 @@ def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict
 
 def of_losses(losses: Sequence[Row]) -> list[Verdict]:
     """Check the ranges that were never read: those that somebody has acknowledged fail nothing, and stay visible."""
-    named = ("topic", "partition", "from_offset", "to_offset", "reason")
-    new = [" ".join(str(row[name]) for name in named) for row in losses if row["acknowledged_ms"] is None]
-    known = [
-        f"{row['gap']} {row['topic']} {row['partition']}: {row['note']}" for row in losses if row["acknowledged_ms"]
-    ]
+    new = [f"{row['gap']} {gap_text(row)}" for row in losses if row["acknowledged_ms"] is None]
+    known = [f"{row['gap']} {gap_text(row)}: {row['note']}" for row in losses if row["acknowledged_ms"]]
     return [
-        verdict("nothing was lost before it was archived", ERROR, "ranges of offsets that were never read", new),
+        verdict(NO_LOSS, ERROR, "ranges of offsets that were not read, or are in doubt", new),
         verdict("no loss is only acknowledged", WARN, "losses that were acknowledged", known),
     ]
 
 
-def known_offsets(forgotten: Sequence[str]) -> Verdict:
-    """Judge whether Kafka has the group's offsets; it forgets those of a group that was away for long."""
+def of_cut(forgotten: Sequence[str], gone: Sequence[str]) -> list[Verdict]:
+    """Check the cut: Kafka forgets offsets of a group that was away for long, and main topics may have been deleted."""
     text = "partitions of which Kafka has no committed offset any more: counted as far as the archive tells"
-    return verdict("ledger: the group's offsets are known", WARN, text, forgotten)
+    no_topic = "main topics that were deleted: what was received from them is not known, only what failed"
+    return [
+        verdict("ledger: the group's offsets are known", WARN, text, forgotten),
+        verdict("ledger: main topics are there", WARN, no_topic, gone),
+    ]
 
 
-def known_topics(gone: Sequence[str]) -> Verdict:
-    """Judge whether the main topics are there; records of one that was deleted count as far as they have failed."""
-    text = "main topics that were deleted: what was received from them is not known, only what failed"
-    return verdict("ledger: main topics are there", WARN, text, gone)
-
-
-def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
-    """Judge whether the archive is recent: ``archived_ms`` is when it was last brought up to date."""
-    age_ms = max(0, now_ms - archived_ms)
+def of_age(analysed_ms: int, *, now_ms: int, within_ms: int, since_ms: int | None) -> list[Verdict]:
+    """Check whether the analysis, and so the archive, is recent, and has anything of the window."""
+    age_ms = max(0, now_ms - analysed_ms)
     text = f"the archive was brought up to date {age_ms // 1_000} s ago; at most {within_ms // 1_000} s are allowed"
-    return Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())
-
-
-def analysed_since(analysed_ms: int, since_ms: int) -> Verdict:
-    """Judge whether the analysis has anything of a window."""
-    return Verdict("the window was analysed", WARN, int(analysed_ms < since_ms), OLDER, ())
+    found = [Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())]
+    if since_ms is not None:
+        found.append(Verdict("the window was analysed", WARN, int(analysed_ms < since_ms), OLDER, ()))
+    return found
 
 
 def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:

@@ -141,7 +141,8 @@ def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
 
     What they say of records that failed must be equal at rest, and the rest where workers' counts reach up to the cut.
 
-    >>> row = dict.fromkeys(OF_FAILED, 0) | dict(main="m", partition=0, cut_offset=0, pending=2, received=5, done=3)
+    >>> row = dict.fromkeys(OF_FAILED, 0) | dict(group="g", main="m", partition=0, cut_offset=0)
+    >>> row |= dict(pending=2, received=5, done=3)
     >>> compare(row, dict(row, done=1, skipped=2))
     []
     >>> [each["name"] for each in compare(row, dict(row, skipped=0, dead=1))]
@@ -149,7 +150,7 @@ def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
     """
     theirs = {**counted, "done": counted["done"] + counted["skipped"]}
     names = OF_FAILED + (OF_ALL if is_covered(row) else ())
-    place = {"main": row["main"], "partition": row["partition"]}
+    place = {name: row[name] for name in ("group", "main", "partition")}
     found = ({**place, "name": name, "analysis": row[name], "ledger": theirs[name]} for name in names)
     return [each for each in found if each["analysis"] != each["ledger"]]
 
@@ -157,8 +158,9 @@ def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
 def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms: int) -> list[dict[str, Any]]:
     """Return what dead-letter topics will forget, the next loss first.
 
-    ``kept_ms`` is how long topics keep records (None: no limit). Of the ``dead`` records of each topic, ``gone`` are
-    past it, ``within_day`` and ``within_week`` will be; ``next_loss_ms`` is when the next one is.
+    ``kept_ms`` is how long topics keep records (None: no limit); one that is not in it ``was_deleted``. Of the ``dead``
+    records of each topic, ``gone`` are past that time, or went with the topic, ``within_day`` and ``within_week`` will
+    be; ``next_loss_ms`` is when the next one is.
     """
     limits = {topic: length_ms for topic, length_ms in kept_ms.items() if length_ms is not None}
     by_topic = F.map_from_arrays(
@@ -167,6 +169,7 @@ def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms:
     letters = (F.col("fate") == "dead") & ~F.col("last_topic").endswith(".events")
     dead = journeys.where(letters).withColumn("retention_ms", F.try_element_at(by_topic, F.col("last_topic")))
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
+    was_deleted = ~F.col("last_topic").isin(list(kept_ms))
 
     def within(most_ms: int) -> Column:
         return F.count_if((left > 0) & (left <= most_ms))
@@ -174,7 +177,8 @@ def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms:
     found = dead.groupBy("group", "main", F.col("last_topic").alias("topic")).agg(
         F.max("retention_ms").alias("retention_ms"),
         F.count(F.lit(1)).alias("dead"),
-        F.count_if(left <= 0).alias("gone"),
+        F.max(was_deleted).alias("was_deleted"),
+        F.count_if(was_deleted | (left <= 0)).alias("gone"),
         within(DAY_MS).alias("within_day"),
         within(7 * DAY_MS).alias("within_week"),
         F.min(F.when(left > 0, left + F.lit(now_ms))).alias("next_loss_ms"),

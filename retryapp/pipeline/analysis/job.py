@@ -63,9 +63,9 @@ class Analysis:
         self._now_ms = now_ms
         self._holds = Holds(spark, lake)
 
-    def hold(self) -> AbstractContextManager[object]:
-        """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
-        return self._holds.take(JOB, ANALYSIS_HOLD)
+    def hold(self, **how: Any) -> AbstractContextManager[object]:
+        """Keep other analyses away while the body cuts, archives and runs; ``how`` is as of ``Holds.take``."""
+        return self._holds.take(JOB, ANALYSIS_HOLD, **how)
 
     def run(self, taken: Sequence[TakenCut], *, broker: str, client_config: str | None = None) -> Analysed:
         """Make all tables, from cuts that were all taken before the archive runs that have just ended.
@@ -156,8 +156,7 @@ class Analysis:
             *of_progress,
             *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
-            checks.known_offsets(forgotten),
-            checks.known_topics([f"{each.group} {main}" for each in taken for main in each.gone]),
+            *checks.of_cut(forgotten, [f"{each.group} {main}" for each in taken for main in each.gone]),
         ]
         facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms}
         return {**facts, **found, "verdicts": verdicts}

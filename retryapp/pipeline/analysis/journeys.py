@@ -40,7 +40,8 @@ _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestam
 def traces_of(readings: DataFrame) -> DataFrame:
     """Return one row for each readable record of a retry or dead-letter topic, and for each end that an event says.
 
-    A duplicate that was skipped has no journey: it is in the workers' counts.
+    A duplicate that was skipped has no journey: it is in the workers' counts. Of an event of a newer version it is not
+    known which record it is of.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
     are of the record itself. ``rank`` is the order of ``station`` within a delivery; of deliveries those with a higher
@@ -49,7 +50,7 @@ def traces_of(readings: DataFrame) -> DataFrame:
     is_duplicate = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) == 0)
     kind = F.col("said.kind")
     is_mark = kind.startswith(MARK)
-    traces = readings.where((kind.isin(*STATIONS) & ~is_duplicate) | is_mark)
+    traces = readings.where((kind.isin(*STATIONS) & ~is_duplicate) | is_mark).where("said.failure_id IS NOT NULL")
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
     rank = F.array_position(F.array(*map(F.lit, STATIONS)), kind)
     rank = F.when(is_mark, F.col("found_offset") + len(STATIONS) + 1).otherwise(rank)

@@ -72,21 +72,21 @@ def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) 
 
     ``rows`` are those of ``by_interval``. A handler's time is counted from its first range to the last range of the
     partition that lags most. A partition that was counted up to the cut does not lag, however long it has been idle.
-    One that is far behind the others is left out: its lane is closed.
+    One that is far behind the others, those at the cut included, is left out: its lane is closed.
     """
-    begins, lags = dict[tuple[str, str], int](), defaultdict[tuple[str, str], list[int]](list)
+    counted: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in ledger:
-        handler = row["group"], row["main"]
         if row["from_ms"] is not None:
-            begins[handler] = min(row["from_ms"], begins.get(handler, row["from_ms"]))
-            if row["to_offset"] < row["cut_offset"]:
-                lags[handler].append(row["to_ms"])
-
-    ends = {handler: min(each for each in told if each >= max(told) - _FAR_MS) for handler, told in lags.items()}
+            counted[row["group"], row["main"]].append(row)
+    spans: dict[tuple[str, str], tuple[float, float]] = {}
+    for handler, ours in counted.items():
+        near_ms = max(row["to_ms"] for row in ours) - _FAR_MS
+        lags = [row["to_ms"] for row in ours if row["to_offset"] < row["cut_offset"] and row["to_ms"] >= near_ms]
+        spans[handler] = min(row["from_ms"] for row in ours), min(lags, default=math.inf)
 
     def is_counted(row: Row) -> bool:
-        handler, end_ms = (row["group"], row["main"]), row["bin_ms"] + bin_ms
-        return handler in begins and begins[handler] < end_ms <= ends.get(handler, end_ms)
+        begin_ms, end_ms = spans.get((row["group"], row["main"]), (math.inf, 0))
+        return bool(begin_ms < row["bin_ms"] + bin_ms <= end_ms)
 
     return list(filter(is_counted, rows))
 

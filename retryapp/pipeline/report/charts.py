@@ -20,7 +20,6 @@ MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLE
 """Role → a colour that no theme has."""
 HOUR_MS: Final = 3_600_000
 POWERS: Final = [10.0**power for power in range(-3, 7)]
-_NAME_LENGTH: Final = 36
 _LETTER: Final = 7.6
 """Width of a letter of a label at most, in pixels: Vega measures with a font that the reader may not have."""
 
@@ -59,10 +58,9 @@ def _svg(chart: Any) -> Markup:
     return Markup(raw)  # noqa: S704 - Vega escapes all text in it
 
 
-def _short(text: str) -> str:
-    name = text.rsplit(".", 1)[-1] if len(text) > _NAME_LENGTH else text
-    name = name.encode("utf-8", "backslashreplace").decode("utf-8")
-    return name if len(name) <= _NAME_LENGTH else f"{name[: _NAME_LENGTH - 1]}…"
+def _written(text: str) -> str:
+    """Return a name as UTF-8 has it, whole: two that were cut alike would be one bar. Vega cuts what it shows."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _names(values: Rows) -> Any:
@@ -75,7 +73,7 @@ def _names(values: Rows) -> Any:
 def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> Chart:
     """Return horizontal bars of records, in parts."""
     values = [
-        {"name": _short(str(row["name"])), "part": part, "n": row[part], "order": number}
+        {"name": _written(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
         for number, part in enumerate(parts)
     ]
@@ -128,7 +126,7 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
 def ranges(rows: Rows) -> Chart:
     """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
     quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}
-    named = [{**row, "name": _short(str(row["name"]))} for row in rows]
+    named = [{**row, "name": _written(str(row["name"]))} for row in rows]
     points = [{"name": row["name"], "q": key, "s": max(row[key], 1) / 1_000} for row in named for key in quantiles]
     spans = [
         {"name": row["name"], "s": max(row["p50_ms"], 1) / 1_000, "to": max(row["p99_ms"], 1) / 1_000} for row in named

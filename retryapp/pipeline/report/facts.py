@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from retryapp.core.text import counted
 from retryapp.pipeline.analysis import figures
 from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
-from retryapp.pipeline.analysis.checks import analysed_since, freshness
+from retryapp.pipeline.analysis.checks import of_age
 from retryapp.pipeline.analysis.counts import DAY_MS, is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.outages import by_interval, of_counted_time, outages
@@ -58,7 +58,7 @@ def collect(
     rollup = derived.read(ROLLUP_TABLE, run_id).cache()
     try:
         with beside(spark, rest) as more:
-            every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
+            every = causes_of(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
             first = sorted(every, key=lambda row: row["change"] != "regressed")
             shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]
             ways = all_ways = figures.ways(rollup)
@@ -74,9 +74,8 @@ def collect(
     for cause in (cause for row in bursts for cause in row["causes"]):
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
-    fresh = asdict(freshness(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms))
-    late = [] if since_ms is None else [asdict(analysed_since(result["analysed_ms"], since_ms))]
-    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], fresh, *late)]
+    age = of_age(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
+    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], *map(asdict, age))]
     tables = {
         "funnel": figures.funnel(ways, is_window=since_ms is not None),
         "lateness": figures.lateness(lengths),
@@ -93,6 +92,7 @@ def collect(
         },
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
+    head["lake"] = lake.uri
     head |= {name: result[name] for name in ("analysed_ms", "broker", "client_config", "ledger")}
     return build({**head, **tables, "checks": checks}, figures.cost(all_ways, ()), counted)
 
@@ -102,18 +102,13 @@ def _begin(since_ms: int | None, length_ms: int) -> int | None:
     return None if since_ms is None else since_ms // length_ms * length_ms
 
 
-def causes_of(spark: SparkSession, lake: Lake, *, now_ms: int, since_ms: int | None = None) -> list[Facts]:
-    """Return causes as of the last analysis, with decisions and changes; without a window the last day's are new.
+def causes_of(
+    spark: SparkSession, lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: int | None = None
+) -> list[Facts]:
+    """Return causes as of an analysis, with decisions and changes; without a window the last day's are new.
 
     Where all of the archive is of this time, nothing is new.
     """
-    result = Derived(spark, lake).last_result()
-    return _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
-
-
-def _causes(
-    spark: SparkSession, lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: int | None
-) -> list[Facts]:
     until_ms, begin_ms = result["analysed_ms"], _begin(since_ms, result["bin_ms"])
     rollup = Derived(spark, lake).read(ROLLUP_TABLE, result["run_id"])
     found = causes(rollup, since_ms=begin_ms, until_ms=until_ms)
@@ -137,8 +132,19 @@ def build(tables: Mapping[str, Any], cost: Sequence[Facts], counted: Mapping[str
         totals[name] = max(totals.get(name, 0), sum(row[name] for row in cost))
     records = sum(row["records"] for row in cost)
     counted_by = "workers" if covered else "workers, with holes" if counted is None else "topics"
-    facts: Facts = {**tables, "counted_by": counted_by, "totals": {**totals, "failed": records}}
+    wrong_first = sorted(tables["ledger"], key=lambda row: not (row["lost"] or row["extra"] or row["gaps"]))
+    facts: Facts = {
+        **tables, "counted_by": counted_by, "totals": {**totals, "failed": records}, "ledger": wrong_first[:SHOWN],
+        "in_all": {**tables["in_all"], "ledger": len(wrong_first)},
+    }  # fmt: skip
     return {**facts, "headline": _headline(facts["totals"]), "todo": todo(facts)}
+
+
+def by_name(rows: Sequence[Any], groups: Sequence[str]) -> list[Any]:
+    """Return rows for people: where there are several groups, the name of a main topic begins with its group."""
+    if len(groups) == 1:
+        return list(rows)
+    return [{**row, "main": f"{row['group']}: {row['main']}"} if "main" in row else row for row in rows]
 
 
 def _headline(totals: Mapping[str, int]) -> str:

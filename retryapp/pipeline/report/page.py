@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from retryapp.lookup.instants import length_text, utc_text
 from retryapp.pipeline.report import charts
+from retryapp.pipeline.report.facts import by_name
 
 _FATES: Final = {"dead": "bad", "pending": "wait", "recovered": "good"}
 _ENDS: Final = {"succeeded": "good", "retried": "again", "dead": "bad", "waiting": "wait"}
@@ -30,7 +31,10 @@ def to_page(facts: Mapping[str, Any]) -> str:
         "attempt": attempt_name,
     }
     environment.filters.update(filters)
-    page = environment.get_template("report.html").render(**facts, charts=_charts(facts))
+    groups = facts["groups"]
+    tables = {name: rows for name, rows in facts.items() if name != "groups" and isinstance(rows, list)}
+    shown = {**facts, **{name: by_name(rows, groups) for name, rows in tables.items()}}
+    page = environment.get_template("report.html").render(**shown, charts=_charts(shown))
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -51,8 +55,10 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
         several = len({row["main"] for row in retries}) > 1
         bars = [{"name": attempt_name(row, with_main=several), **row} for row in retries[:16]]
         found["funnel"] = charts.stacked(bars, _ENDS, _END_NAMES)
-    tiers = [{"name": row["tier"], **row} for row in facts["lateness"] if row["tier"] is not None]
+    tiers = [row for row in facts["lateness"] if row["tier"] is not None]
     if tiers:
+        several = len({row["main"] for row in tiers}) > 1
+        tiers = [{"name": f"{row['main']}: {row['tier']}" if several else row["tier"], **row} for row in tiers]
         found["lateness"] = charts.ranges(tiers[:12])
     return found
 

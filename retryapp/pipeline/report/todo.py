@@ -11,6 +11,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.text import counted
 from retryapp.lookup.instants import utc_text
 from retryapp.lookup.previews import NO_REPLAY
+from retryapp.pipeline.analysis.checks import NO_LOSS
 
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
 MANY: Final = 5  # so many causes and keys are named one by one
@@ -60,6 +61,8 @@ def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:
             shown = f" For example: {'; '.join(check['examples'][:2])}." if check["examples"] else ""
             group = facts["groups"][0] if len(facts["groups"]) == 1 else "NAME"
             command = _command(facts, f"ledger --group {group}") if check["name"].startswith("ledger") else None
+            if check["name"] == NO_LOSS:
+                command = f"retryapp pipeline gaps --lake {shlex.quote(facts['lake'])}"
             text = f"{check['failures']:,} x {check['text']}.{shown}"
             yield _entry("act", f"Check failed: {check['name']}", text, command)
 
@@ -111,6 +114,9 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
         if not row["letters"]:  # of what came back nothing has died yet: there is no dead letter to show
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue
+        if (row["group"], row["main"]) in _without_letters(facts):
+            yield _entry("look", title, f"{text} Their topic was deleted: only the archive has these dead letters.")
+            continue
         newest = shlex.quote(row["examples"][0]["failure_id"])
         command = _command(facts, f"dead show {newest}")
         if row["reason"] == DeadReason.CRASHED.value:
@@ -119,6 +125,12 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
             replay = _command(facts, f"dead replay --cause {row['cause_id']} --why TEXT", row)
             text += f" This brings them back once it is mended: '{replay}'."
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)
+
+
+def _without_letters(facts: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the handlers whose dead-letter topics were all deleted: no command finds their dead letters."""
+    found = [((row["group"], row["main"]), row["was_deleted"]) for row in facts["retention"]]
+    return {handler for handler, _ in found} - {handler for handler, was_deleted in found if not was_deleted}
 
 
 def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
@@ -130,7 +142,8 @@ def _late(facts: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _offenders(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    worst = [row for row in facts["offenders"] if row["dead"] > 1]
+    gone = _without_letters(facts)
+    worst = [row for row in facts["offenders"] if row["dead"] > 1 and (row["group"], row["main"]) not in gone]
     if worst:
         row, number = worst[0], facts["in_all"]["deadly_keys"]
         keys = f"{number:,} {'key has' if number == 1 else 'keys have'}"

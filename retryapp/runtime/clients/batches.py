@@ -17,17 +17,20 @@ from aiokafka.errors import (
     CorruptRecordException,
     InvalidTimestampError,
     InvalidTopicError,
+    LeaderNotAvailableError,
     MessageSizeTooLargeError,
+    NotLeaderForPartitionError,
     PolicyViolationError,
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownError,
+    UnknownTopicOrPartitionError,
 )
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing, record_size
-from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
-from retryapp.core.publication import Destination, Publication
+from retryapp.core.lane_errors import HandOffRefusedError, NoLeaderError, TooFewCopiesError, TopicGoneError
+from retryapp.core.publication import Publication
 from retryapp.ports import Acks
 from retryapp.runtime.clients.lifecycle import TOO_FEW_COPIES
 
@@ -59,7 +62,7 @@ class Sent(Acks):
         answer.add_done_callback(_look)
         if isinstance(first := batch[0][1], Publication):
             sizes = [record.size for _, record in batch if isinstance(record, Publication)]
-            answer.add_done_callback(partial(_note_refusal, first.destination, sizes))
+            answer.add_done_callback(partial(_note_refusal, first, sizes))
         elif self.first is None:
             self.first = answer
         self._batches.append((answer, batch))
@@ -90,6 +93,10 @@ class Sent(Acks):
                 raise HandOffRefusedError(batch[0][1].topic, type(exc).__name__, size) from exc
             except TOO_FEW_COPIES as exc:
                 raise TooFewCopiesError(batch[0][1].topic, batch[0][1].partition) from exc
+            except LeaderNotAvailableError as exc:  # it found none until it was too old
+                raise NoLeaderError(batch[0][1].topic, batch[0][1].partition) from exc
+            except NotLeaderForPartitionError as exc:  # the same, and the client knows of no such partition
+                raise TopicGoneError(batch[0][1].topic) from exc
             for at, (number, _) in enumerate(batch):
                 offsets[number] = base + at
         return offsets
@@ -108,6 +115,7 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing], over
     """Hand records to a producer in a transaction, whose end is `over`; those of one partition keep their order.
 
     Raises:
+        TopicGoneError: there is no such topic.
         aiokafka.errors.KafkaError: the producer takes no more.
     """
     groups: defaultdict[tuple[str, int], list[tuple[int, Outgoing]]] = defaultdict(list)
@@ -117,10 +125,13 @@ async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing], over
     sent = Sent(count, over)
     for (topic, partition), group in groups.items():
         others = isinstance(group[0][1], Publication)
-        if others and partition not in await producer.partitions_for(topic):  # the topic may have grown
-            await producer.client.force_metadata_update()
-        for batch, held in _batches(producer, group):
-            sent.add(await producer.send_batch(batch, topic, partition=partition), held)
+        try:
+            if others and partition not in await producer.partitions_for(topic):  # the topic may have grown
+                await producer.client.force_metadata_update()
+            for batch, held in _batches(producer, group):
+                sent.add(await producer.send_batch(batch, topic, partition=partition), held)
+        except UnknownTopicOrPartitionError as exc:  # the client does not say which
+            raise TopicGoneError(topic) from exc
     return sent
 
 
@@ -153,11 +164,15 @@ def _look(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-def _note_refusal(destination: Destination, sizes: list[int], answer: asyncio.Future[Any]) -> None:
-    error = None if answer.cancelled() else answer.exception()
+def _note_refusal(first: Publication, sizes: list[int], answer: asyncio.Future[Any]) -> None:
+    destination, error = first.destination, None if answer.cancelled() else answer.exception()
     if isinstance(error, _TOO_LARGE):
         destination.refuse_size(sizes)
     elif isinstance(error, TopicAuthorizationFailedError):
         destination.refuse(DENIED)
     elif isinstance(error, _REFUSALS):
         destination.refuse(f"its broker refuses records for it ({type(error).__name__})")
+    elif isinstance(error, TOO_FEW_COPIES):
+        destination.refuse("fewer copies are in sync than its min.insync.replicas asks for", first.partition)
+    elif isinstance(error, LeaderNotAvailableError):
+        destination.refuse("it has no leader", first.partition)

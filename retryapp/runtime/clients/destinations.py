@@ -56,6 +56,7 @@ class KafkaDestinations(DestinationReader):
             max_bytes=None if limit is None else int(limit),
             compacted="compact" in settings.get("cleanup.policy", ""),
             problem=_problem(description),
+            closed=_closed(description, int(settings.get("min.insync.replicas", 1))),
             topic_id=short_topic_id(url_safe_topic_id(description.topic_id)),
         )
 
@@ -68,3 +69,15 @@ def _problem(description: Any) -> str | None:
     if allowed and "WRITE" not in {operation.name for operation in allowed}:
         return DENIED
     return None if description.partitions else "it has no partitions yet"
+
+
+def _closed(description: Any, least: int) -> dict[int, str]:
+    """Return the partitions that take no records now, and why; `least`: the topic's min.insync.replicas."""
+    closed = {}
+    for partition in description.partitions:
+        copies = len(partition.isr)
+        if partition.leader is None or partition.leader.id < 0:
+            closed[partition.id] = "it has no leader"
+        elif copies < least:
+            closed[partition.id] = f"copies in sync: {copies}, min.insync.replicas: {least}"
+    return closed

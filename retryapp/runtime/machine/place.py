@@ -75,13 +75,14 @@ def _close_locks() -> None:  # or Python warns of open files
         lock.close()
 
 
-def free_port(host: str, first: int, attempts: int = 200) -> int:
-    """Return the first port from `first` on that is free and that no other worker has chosen.
+def free_port(host: str, first: int, attempts: int = 200, *, setting: str = "RETRYAPP_WEB_PORT or --port") -> int:
+    """Return the first port from `first` on, which `setting` says, that is free and that no other worker has chosen.
 
     Raises:
         PortTakenError: none of `attempts` ports is free.
-        InvalidSettingError: this machine does not have the address.
+        InvalidSettingError: this machine does not have the address, or this user may not listen there.
     """
+    denied: OSError | None = None
     for port in range(first, min(first + attempts, 65_536)):
         try:  # workers listen long after they have chosen a port
             lock = _locked(Path(tempfile.gettempdir()) / f"retryapp-port-{os.getuid()}-{port}.lock")
@@ -97,7 +98,10 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
         except OSError as exc:
             if lock is not None:
                 lock.close()
-            if exc.errno in {errno.EADDRINUSE, errno.EACCES}:
+            if exc.errno == errno.EACCES:
+                denied = exc
+                continue
+            if exc.errno == errno.EADDRINUSE:
                 continue
             if exc.errno != errno.EADDRNOTAVAIL and not isinstance(exc, socket.gaierror):
                 raise
@@ -106,7 +110,10 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
         if lock is not None:
             _reserved.append(lock)
         return port
-    raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")
+    if denied is not None:
+        expected = f"this user may not listen there ({denied.strerror}): only root listens on ports below 1024"
+        raise InvalidSettingError(setting, first, expected)
+    raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set {setting}")
 
 
 def local_address(servers: str) -> str | None:
@@ -119,4 +126,9 @@ def local_address(servers: str) -> str | None:
             found = str(probe.getsockname()[0])
     except OSError:
         return None
-    return f"[{found}]" if ":" in found else found
+    return in_url(found)
+
+
+def in_url(host: str) -> str:
+    """Return a host as URLs have it."""
+    return f"[{host}]" if ":" in host else host

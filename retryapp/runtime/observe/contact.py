@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -11,6 +10,7 @@ from typing import Final
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import RetryAppError
+from retryapp.engine.handler.threads import Threads
 from retryapp.kafka import KafkaRequestError
 from retryapp.ports import Clock
 
@@ -39,6 +39,7 @@ class Contact:
     ) -> None:
         self._clock = clock
         self._prove = prove
+        self._threads = Threads(keep=1)  # not the loop's executor, whose threads handlers may hold
         self._proved_s = -inf
         self._refusal = ""
         self._brokers = brokers
@@ -92,7 +93,7 @@ class Contact:
         if now_s - self._proved_s >= PROVE_EVERY_S:
             self._proved_s = now_s
             try:
-                await asyncio.to_thread(self._prove)
+                await self._try_login()
                 self._refusal = ""
             except KafkaRequestError as error:
                 self._refusal = f": {error}"
@@ -101,6 +102,11 @@ class Contact:
             except Exception as error:  # noqa: BLE001 - as a library for Kerberos has them: the looks must go on
                 self._refusal = f": the login could not be tried: {error!r}"
         return self._refusal not in ("", before)
+
+    async def _try_login(self) -> None:
+        tried = await self._threads.run(self._prove, name="log-in")
+        if tried.error is not None:
+            raise tried.error
 
     async def run(self, remember: Callable[[], Awaitable[object]]) -> None:
         """Log each silence when it begins, when a refusal explains it, and when it is over.

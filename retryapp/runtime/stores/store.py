@@ -129,12 +129,13 @@ class Store:
 
         Raises:
             DiskFullError: no room.
-            StoreBrokenError: the folder cannot be used (rights, lock, damage that a fresh store does not cure).
+            StoreBrokenError: the folder cannot be used (rights, lock, too many open files, damage that a fresh store
+                does not cure).
         """
         self.path = path
         self.dropped: str | None = None  # why the old store was dropped; None if it was usable or there was none
         self._db: Rdict | None = None
-        self.failed = False  # a read or write failed: nothing may read this store again; `close` deletes it
+        self.failed = False  # a read or write failed for a reason in the store: `close` deletes it
         self._unlogged = False  # a batch was written past the write-ahead log and may be in memory only
         self._identity = identity
         meta: StoreMeta | None = None
@@ -147,7 +148,7 @@ class Store:
                 meta = self._read_meta(db)
                 self.dropped = self._distrust(db, meta, now_ms, max_age_ms)
             except Exception as exc:
-                if _is_locked(exc) or _is_full(exc):
+                if _is_locked(exc) or _is_full(exc) or _lacks_files(exc):
                     raise _named(path, exc) from exc
                 self.dropped = f"it could not be opened ({exc})"
             if self.dropped is not None:
@@ -216,7 +217,7 @@ class Store:
         flushes them first, or its log would be replayed onto a store that lacks them; the `last` batch begins that.
 
         Raises:
-            DiskFullError, StoreBrokenError: the outcome is unknown; drop the store.
+            DiskFullError, StoreBrokenError: the outcome is unknown; close the store.
         """
         self.meta.used_ms = used_ms
         batch.put(_META, json.dumps({name: getattr(self.meta, name) for name in StoreMeta.__slots__}).encode())
@@ -259,8 +260,8 @@ class Store:
             if db is not None:
                 db.close()
         except Exception as exc:  # noqa: BLE001 - the library has no type for what a disk may do
-            self.failed = True
-            logger.warning("Store %s did not close, it is dropped: %s", self.path, exc)
+            self._broken(exc)
+            logger.warning("Store %s did not close%s: %s", self.path, ", it is dropped" if self.failed else "", exc)
 
     @property
     def _opening(self) -> Path:
@@ -288,7 +289,8 @@ class Store:
             self._opening.unlink(missing_ok=True)
 
     def _broken(self, exc: Exception) -> DiskFullError | StoreBrokenError:
-        self.failed = True
+        # for want of open files nothing is damaged: as after a crash, what is there is what the store says of itself
+        self.failed = self.failed or not _lacks_files(exc)
         return _named(self.path, exc)
 
     def _read_meta(self, db: Rdict) -> StoreMeta | None:
@@ -341,6 +343,10 @@ def _is_full(exc: Exception) -> bool:
     return "no space left" in str(exc).lower()
 
 
+def _lacks_files(exc: Exception) -> bool:
+    return "too many open files" in str(exc).lower()
+
+
 def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
     if _is_full(exc):
         usage = shutil.disk_usage(path.parent) if path.parent.exists() else None
@@ -350,4 +356,8 @@ def _named(path: Path, exc: Exception) -> DiskFullError | StoreBrokenError:
         remedy = "This process has it open already; it is used as soon as it is closed"
     elif _is_locked(exc):
         remedy = f"Another process has it open and uses it: stop that one, or {OWN_DATADIR}"
+    elif _lacks_files(exc):
+        remedy = (
+            "Nothing is wrong with it: raise the limit of open files (LimitNOFILE= of systemd, ulimit -n), then restart"
+        )
     return StoreBrokenError(str(path), str(exc), remedy)

@@ -35,18 +35,30 @@
     next?.focus({ preventScroll: true });
     if (next?.type === "text") next.setSelectionRange(...range);
   };
+  const stay = (why) => {
+    const side = document.querySelector("header .side"); // it has the time of what is shown
+    side.dataset.time ??= side.textContent;
+    side.textContent = `${side.dataset.time}, not live since: ${why}`;
+    side.classList.add("bad");
+  };
   const look = async () => {
     try {
       if (!document.hidden && !["SELECT", "TEXTAREA"].includes(document.activeElement.tagName)) {
-        const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+        const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        if (answer.ok) {
+        if (answer.ok && page.querySelector("header .side")) {
           document.title = page.title;
           put(page);
           if (!page.body.dataset.live) return;
+        } else if (answer.ok || answer.type === "opaqueredirect") {
+          stay("another page answers, maybe to log in. Load this one again");
+        } else {
+          stay(`the answer is ${answer.status}. Load the page again to see why`);
         }
       }
-    } catch { /* the worker is away: the page stays, with its time */ }
+    } catch {
+      stay("no answer");
+    }
     setTimeout(look, every);
   };
   setTimeout(look, every);

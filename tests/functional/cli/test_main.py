@@ -46,6 +46,7 @@ def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (click.UsageError("which one?"), ExitCode.USAGE),
         (ZeroDivisionError("division by zero"), ExitCode.BUG),
+        (SystemExit("no library"), ExitCode.FINDING),
     ],
 )
 def test_every_error_is_one_line_and_its_exit_code(
@@ -62,6 +63,22 @@ def test_every_error_is_one_line_and_its_exit_code(
     assert (shown.code, shown.err.strip()) == (code, "")
     assert shown.json["error"]["exit_code"] == code
     assert shown.json["error"]["message"]
+
+
+def test_an_interrupt_says_what_was_sent(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:
+    """Else it reads as if nothing was done."""
+    acting(KeyboardInterrupt("the command was sent"))
+    assert retryapp("broker").err.strip() == "retryapp: interrupted: the command was sent"
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(), 0), (SystemExit(5), 5)])
+def test_what_ends_itself_has_its_own_exit_code(
+    acting: Callable[[object], None], retryapp: Callable[..., Any], end: SystemExit, code: int
+) -> None:
+    """Without words it has none of ours; nothing, as `sys.exit()` gives it, is fine."""
+    acting(end)
+    shown = retryapp("broker")
+    assert (shown.code, shown.out, shown.err) == (code, "", "")
 
 
 def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:

@@ -39,6 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "wk_plain.py").write_text('import faust\napp = faust.App("plain", broker="kafka://localhost:1")\n')
     (tmp_path / "wk_broken.py").write_text("1 / 0\n")
+    (tmp_path / "wk_ends.py").write_text("import sys\nsys.exit('DATABASE_URL is not set')\n")
+    (tmp_path / "wk_ends_well.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "wk_needs.py").write_text("import surely_not_there\n")
     (tmp_path / "wk_policy.py").write_text("from retryapp import RetryPolicy\nRetryPolicy('5parsecs')\n")
     (tmp_path / "wk_number.py").write_text("app = 3\n")
@@ -73,6 +75,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_nowhere"], "no module 'wk_nowhere'"),
         (["wk_broken"], "wk_broken.py, line 1"),
         (["wk_needs"], "wk_needs.py, line 1"),
+        (["wk_ends"], "wk_ends raised SystemExit: DATABASE_URL is not set"),
+        (["wk_ends"], "wk_ends.py, line 2"),
+        (["wk_ends_well"], "wk_ends_well raised SystemExit: 0"),
         (["wk_policy"], "5parsecs"),
         (["wk_policy"], "wk_policy.py, line 2)"),
         (["wk_number"], "3 is no Faust app"),

@@ -9,6 +9,14 @@ import pytest
 from functional.web.server import Site, serving
 from functional.web.worker import FakeWorker, busy_worker
 
+from retryapp.web import lists
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no search end its page early because the machine is busy."""
+    monkeypatch.setattr(lists, "READ_S", 30.0)
+
 
 @pytest.fixture
 def worker() -> FakeWorker:

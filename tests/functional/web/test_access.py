@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +36,7 @@ from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview
 from retryapp.testing import VirtualClock
 from retryapp.web import access, peers, register
-from retryapp.web.access import COOKIE, Operators, Role, parse_operators
+from retryapp.web.access import COOKIE, MOST_HOOKS, Operators, Role, parse_operators
 from retryapp.web.peers import PART, SIGNATURE, Peers
 from retryapp.web.views import ACTIONS, ROUTES
 
@@ -120,6 +124,14 @@ SOURCES: dict[str, tuple[str, str, Mapping[str, str], Role, str]] = {
     "a hash": (ENTRIES[1], "", {"Authorization": f"Bearer {ENTRIES[1].split(':')[1]}"}, Role.LOOK, "local"),
     "a proxy": ("", "127.0.0.1", {"X-Forwarded-User": "ann", "X-Forwarded-Role": "admin"}, Role.ADMIN, "ann"),
     "a proxy that names no role": ("", "127.0.0.0/8", {"X-Forwarded-User": "ann"}, Role.LOOK, "ann"),
+    "a proxy that says none": ("", "127.0.0.1", {"X-Forwarded-User": "ann", "X-Forwarded-Role": "none"}, Role.NONE, ""),
+    "a proxy whose word is no role": (
+        "anyone:look",
+        "127.0.0.1",
+        {"X-Forwarded-User": "ann", "X-Forwarded-Role": "admim"},
+        Role.LOOK,
+        "anyone",
+    ),
     "a proxy that names nobody": ("local", "127.0.0.1", {"X-Forwarded-Role": "admin"}, Role.NONE, "anyone"),
     "a forged proxy": ("", "192.0.2.1", {"X-Forwarded-User": "ann", "X-Forwarded-Role": "admin"}, Role.LOOK, "local"),
 }
@@ -165,6 +177,7 @@ HOOKS: dict[str, tuple[Any, Mapping[str, str], Role, str]] = {
     "a role that is none": (lambda _request: ("ann", "none"), {}, Role.NONE, "anyone"),
     "a name that steers": (lambda _request: ("ann\x1b[0m", "admin"), {}, Role.NONE, "anyone"),
     "something else": (lambda _request: True, {}, Role.NONE, "anyone"),
+    "wants the process to end": (lambda _request: sys.exit("no"), {}, Role.NONE, "anyone"),
 }
 
 
@@ -197,6 +210,48 @@ async def test_a_hook_that_hangs_holds_no_probe_back(worker: FakeWorker, monkeyp
             for path in ("health", "ready", "login"):
                 assert (await ask(url, f"/retries/{path}"))[0] == 200
     over.set()
+
+
+HANGING = """
+import asyncio, threading
+from functional.web.server import ask, serving
+from functional.web.worker import busy_worker
+from retryapp.web import access
+
+async def main():
+    async with serving(busy_worker(), access.Operators(hook=lambda _request: threading.Event().wait())) as url:
+        print((await ask(url, "/retries/"))[0])
+
+access.HOOK_S = 0.2
+asyncio.run(main())
+"""
+
+
+def test_a_hook_that_hangs_keeps_no_process_alive() -> None:
+    """A worker that is told to end does not wait for it."""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", HANGING], env=path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "403\n"), done.stderr
+
+
+async def test_so_many_hooks_run_at_once(worker: FakeWorker) -> None:
+    """More readers wait their turn, and take no further threads of the worker."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(_request: web.Request) -> tuple[str, str]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+        return "ann", "look"
+
+    async with serving(worker, Operators(local=Role.NONE, hook=slow)) as url:
+        answers = await asyncio.gather(*(ask(url, "/retries/?format=json") for _ in range(3 * MOST_HOOKS)))
+    assert {status for status, _ in answers} == {200}
+    assert most <= MOST_HOOKS
 
 
 async def test_two_users_in_a_proxys_headers_are_none(worker: FakeWorker) -> None:
@@ -355,6 +410,10 @@ async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: Fa
         status, body = await ask(url, "/retries/ready", stranger)
         assert (status, MAIN in body) == (503, False)
         assert MAIN in (await ask(url, "/retries/ready"))[1]
+    async with serving(worker, HOOKED) as url:
+        for session, told in (("eve-3", True), ("", False)):
+            _, body = await ask(url, "/retries/ready", {**HTML, "Cookie": f"session={session}"})
+            assert (MAIN in body) == told, "a login hook knows people, too"
 
 
 async def test_a_worker_asks_others_with_the_secret_of_the_group(

@@ -22,6 +22,7 @@ from retryapp.core.hops import to_stopped_row
 from retryapp.core.metadata import HELD
 from retryapp.core.row_keys import BEFORE_STOPPED, IDENTITY_AT, parse_row_key, row_key
 from retryapp.core.rows import SEQUENCE, decode_row, encode_row
+from retryapp.kafka import AccessDeniedError
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
@@ -79,6 +80,31 @@ async def test_while_no_broker_answers_nothing_is_sent(worker: FakeWorker, path:
     assert "nothing was sent: connection refused" in error["message"]
     assert error["hint"].startswith("Once a broker answers, send it again")
     assert (worker.commands, worker.asked) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "sent"),
+    [
+        ("command", "send_commands", REPLAY),
+        ("command/selection", "send_commands", {"verb": "replay", "why": "x", "failure_ids": [NAME]}),
+        ("command/handler", "tell_handler", {"verb": "pause", "why": "x"}),
+    ],
+)
+async def test_a_right_that_the_worker_lacks_is_named(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str, call: str, sent: Any
+) -> None:
+    """Whoever asked again in a few seconds, as the answer said, got the same."""
+
+    def refuse(*_asked: Any, **_more: Any) -> None:
+        raise AccessDeniedError("write to topic 'c'", "localhost:9092", "Topic authorization failed. Needed: Write")
+
+    monkeypatch.setattr(worker, call, refuse)
+    async with pages(worker, Operators(local=Role.ADMIN)) as site:
+        status, body, headers = await site.post(sent, path=f"{BASE}/{path}")
+    error = json.loads(body)["error"]
+    assert (status, error["code"], "Retry-After" in headers) == (503, "not-allowed", False)
+    assert "Needed: Write. Grant the right: 'retryapp plan" in error["message"]
+    assert error["hint"].startswith("This is the worker's login. Once it is put right, send it again")
 
 
 async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> None:
@@ -291,6 +317,7 @@ BAD_SELECTIONS: dict[str, Any] = {
     "another verb": {"verb": "cancel", "why": "x", "failure_ids": NAMES},
     "one that is none": {"verb": "replay", "why": "x", "failure_ids": [NAME, "billing"]},
     "another handler's": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/flights@kq8G0bTz/0/1"]},
+    "of no partition": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/{MAIN}@kq8G0bTz/99/1"]},
     "an unknown field": {"verb": "replay", "why": "x", "failure_ids": NAMES, "state": "1"},
 }
 
@@ -362,6 +389,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "an unknown verb": ({"verb": "fly", "failure_id": NAME}, "bad-command"),
     "no failure id": ({"verb": "replay"}, "bad-command"),
     "another handler's": ({"verb": "replay", "failure_id": f"{GROUP}/flights@kq8G0bTz/0/1"}, "bad-command"),
+    "of no partition": ({**REPLAY, "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/99/1"}, "bad-command"),
     "no time": ({"verb": "reschedule", "failure_id": NAME}, "bad-command"),
     "a time that is none": ({"verb": "reschedule", "failure_id": NAME, "at": "soon"}, "bad-command"),
     "an edit without a choice of the key": ({**REPLAY, "edit": {"value": "x"}}, "bad-command"),

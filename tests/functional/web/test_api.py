@@ -40,6 +40,25 @@ async def test_the_document_is_valid_and_leaves_no_page_out(worker: FakeWorker) 
     assert said == {path: f"Needs the role {role.name.lower()}." for path, role in needs.items()}
 
 
+async def test_the_document_allows_what_the_pages_take(worker: FakeWorker) -> None:
+    """Offsets beyond 2^31, and nothing but 1 for a yes."""
+    async with serving(worker, ACCESS) as url:
+        document = json.loads((await ask(url, DOCUMENT))[1])
+        for path, offset in (("/{main}/dead", 2**63 - 1), ("/api/commands/{main}", 2**31)):
+            operation = document["paths"][f"{path}/{{partition}}/{{offset}}"]["get"]
+            limits = {each["name"]: each["schema"].get("maximum") for each in operation["parameters"]}
+            assert (limits["partition"], limits["offset"]) == (2**31 - 1, 2**63 - 1)
+            asked = f"/retries{path.replace('{main}', MAIN)}/0/{offset}?format=json"
+            assert (await ask(url, asked, bearer(Role.LOOK)))[0] == 404, "it is a place where nothing is"
+        for kind in ("dead", "pending"):
+            query = document["paths"][f"/{{main}}/{kind}"]["get"]["parameters"]
+            assert next(each["schema"]["maximum"] for each in query if each["name"] == "seen") == 2**53
+            assert (await ask(url, f"{BASE}/{kind}?seen={2**53}&format=json", bearer(Role.LOOK)))[0] == 200
+        for path, name in (("dead", "marked"), ("jobs/new", "all")):
+            query = document["paths"][f"/{{main}}/{path}"]["get"]["parameters"]
+            assert next(each["schema"]["enum"] for each in query if each["name"] == name) == ["1"]
+
+
 @pytest.mark.parametrize(("path", "role"), list(product(ANSWERS, (Role.LOOK, Role.ADMIN))))
 async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, role: Role) -> None:
     """With all facts and no other, whoever asks; also of damaged letters. What is new is described in `web.api`."""

@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka.serialization import SerializationContext
 from functional.web.server import Site, ask, serving
 from functional.web.test_lists import walk
-from functional.web.worker import BASE, GROUP, FakeWorker, dead_metadata, metadata
+from functional.web.worker import BASE, GROUP, MAIN, FakeWorker, dead_metadata, metadata
 from html5lib import HTMLParser as HTMLParser5
 
 from retryapp import Retries
@@ -194,6 +194,21 @@ async def test_a_search_by_field_looks_into_what_is_decoded(worker: FakeWorker) 
     async with serving(worker, mask=parse_mask("/card"), decoding=Decoding(decode)) as url:
         for page in ("pending", "dead"):
             assert (await ask(url, f"{BASE}/{page}?field=/card=secret-card&format=json"))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("mask", "key", "status"), [("/card", "0x00ff", 403), ("", "0x00ff", 200), ("/card", "x", 200)]
+)
+async def test_a_search_by_a_key_that_may_be_decoded_is_refused_where_fields_are_masked(
+    worker: FakeWorker, mask: str, key: str, status: int
+) -> None:
+    """Its preview had *** in place of the key, and a job of this preview took nothing."""
+    async with serving(worker, mask=parse_mask(mask), decoding=Decoding(decode)) as url:
+        for page in ("pending?", "dead?", "jobs/new?verb=replay&"):
+            assert (await ask(url, f"{BASE}/{page}key={key}&format=json"))[0] == status
+        scope = {"letters": {"0": 1}, "upto": {"0": {f"{GROUP}.{MAIN}.dlq": 3}}}
+        sent = {"verb": "replay", "job": "aa", "why": "x", "filter": {"key": key}, "scope": scope}
+        assert (await ask(url, f"{BASE}/command/job", method="POST", json=sent))[0] == status
 
 
 @pytest.mark.parametrize("kind", ["pending", "dead"])

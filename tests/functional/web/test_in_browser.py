@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from functional.web.server import Served
@@ -19,7 +19,7 @@ from harness.browser import LOOKS, open_browser
 from samples import partition
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
@@ -179,6 +179,42 @@ def reload_live(page: Page) -> None:
     """Wait until a live page has put its new content in place."""
     page.evaluate("document.querySelector('main').dataset.old = 'yes'")
     page.locator("main:not([data-old])").wait_for(timeout=10_000)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any] | None, str]] = {
+    "a proxy's login": ({"status": 302, "headers": {"Location": "/login"}}, "another page answers"),
+    "another site's login": ({"status": 302, "headers": {"Location": "http://127.0.0.1:9/"}}, "another page answers"),
+    "a proxy's login at this address": ({"status": 200, "body": "<h1>Who are you?</h1>"}, "another page answers"),
+    "nobody any more": ({"status": 401, "body": "<main>401</main>"}, "the answer is 401"),
+    "no role any more": ({"status": 403, "body": "<main>403</main>"}, "the answer is 403"),
+    "an error of a proxy": ({"status": 503, "body": "<main>503</main>"}, "the answer is 503"),
+    "nothing": (None, "no answer"),
+}
+
+
+def answering(answer: dict[str, Any] | None) -> Callable[[Route], None]:
+    return lambda route: route.abort() if answer is None else route.fulfill(**answer)
+
+
+def test_a_live_page_says_when_it_is_live_no_longer(served: Served) -> None:
+    """What was shown stays, with its time and what is written; it goes on once the worker answers again."""
+    with open_browser() as browser:
+        for name, (answer, said) in REFUSALS.items():
+            page = browser.new_page()
+            page.goto(f"{served.url}{BASE}/?refresh=1")
+            page.get_by_label("Why, for the audit").fill("ledger migrates")
+            side = page.locator("header .side")
+            shown = side.inner_text()
+            page.route("**/*", answering(answer))
+            page.get_by_text(f"{shown}, not live since: {said}").wait_for(timeout=10_000)
+            page.wait_for_timeout(1_500)
+            assert side.inner_text().count("not live since") == 1, name
+            assert page.get_by_text("135", exact=True).first.is_visible(), name
+            page.unroute("**/*")
+            page.locator("header .side:not(.bad)").wait_for(timeout=10_000)
+            assert "not live" not in side.inner_text(), name
+            assert page.get_by_label("Why, for the audit").input_value() == "ledger migrates", name
+            page.close()
 
 
 def test_a_live_list_keeps_which_letters_are_chosen(served: Served) -> None:

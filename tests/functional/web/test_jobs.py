@@ -94,6 +94,16 @@ async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
         assert (status, "refused" in body) == (200, True), "sent again, it is refused as known"
 
 
+async def test_the_other_causes_of_a_preview_lead_to_no_list(worker: FakeWorker) -> None:
+    """The list of others has those of the tables, which count other ones together."""
+    fit(worker)
+    worker.fits.causes["other"], worker.fits.names["other"] = 3, "other"
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+        assert ("cause=c1-0011223344" in body, "cause=other" in body) == (True, False)
+        assert '<th scope="row">other</th>' in body
+
+
 async def test_no_page_has_a_job_replay_what_ended_its_workers(worker: FakeWorker) -> None:
     """It says how one does it alone; `force` is about newer records, so only a handler of the latest has it."""
     fit(worker)
@@ -378,12 +388,24 @@ async def test_what_is_no_order_begins_nothing(worker: FakeWorker, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "asked", ["verb=replay", "verb=cancel&all=1", "verb=replay&since=soon", f"verb=replay&key={'x' * 401}"]
+    "asked",
+    [
+        "verb=replay",
+        "verb=cancel&all=1",
+        "verb=replay&since=soon",
+        f"verb=replay&key={'x' * 401}",
+        "verb=replay&all=0",
+        "verb=replay&all=no&key=k",
+        "verb=replay&all=1&partition=3",
+        "verb=replay&all=1&from_ms=1760000000000",
+        "verb=replay&reason=exhausted&eror_type=app.Declined",
+    ],
 )
-async def test_a_preview_of_nothing_is_refused(site: Site, asked: str) -> None:
-    """Nobody replays everything by a missing word."""
+async def test_a_preview_of_nothing_or_of_too_much_is_refused(site: Site, worker: FakeWorker, asked: str) -> None:
+    """Nobody replays everything by a missing word, nor more than was meant by one that is not known."""
     status, _, body = await site.get(f"{BASE}/jobs/new?{asked}")
     assert (status, json.loads(body)["error"]["code"]) == (400, "bad-parameter")
+    assert worker.asked == []
     assert (await site.get(f"{BASE}/jobs/unknown"))[0] == 404
 
 

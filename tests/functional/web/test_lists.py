@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,6 +19,7 @@ from samples import partition
 
 from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.core.jobs import LetterFilter
+from retryapp.ports import PendingEntry
 from retryapp.web import lists
 
 
@@ -216,6 +219,41 @@ async def test_a_page_says_how_many_it_has_looked_at(
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
     text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
     assert "Searched 2 for this page" in text
+
+
+@pytest.mark.parametrize("asked", ["cause=c1-0000000000", "key=nobody", "header=tenant=nobody", "field=/id=0"])
+async def test_a_search_of_what_waits_ends_its_page_after_a_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Large values are long looked into; the next page goes on, up to the end."""
+    monkeypatch.setattr(lists, "READ_S", -1.0)
+    text = Outline((await site.get(f"{BASE}/pending?{asked}"))[2]).text
+    assert re.search("Searched 1 (of [0-9]+ )?for this page; later ones were not looked at", text)
+    assert await walk(site, f"{BASE}/pending?{asked}&format=json") == []
+    assert len((await site.facts(f"{BASE}/pending"))["records"]) == 50, "a list of all has no such end"
+
+
+async def test_searches_of_what_waits_hold_no_other_page_up(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took the threads in which all pages compute."""
+    loop, begun, over = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
+
+    def wait(*_asked: Any, **_more: Any) -> Sequence[PendingEntry]:
+        loop.call_soon_threadsafe(begun.release)
+        assert over.wait(20)
+        return []
+
+    monkeypatch.setattr(worker, "pending_page", wait)
+    searches = [asyncio.create_task(site.facts(f"{BASE}/pending?field=/id={number}")) for number in range(4)]
+    try:
+        async with asyncio.timeout(10):
+            for _ in searches:
+                await begun.acquire()
+            assert "Newest first" in (await site.get(f"{BASE}/dead"))[2]
+    finally:
+        over.set()
+        await asyncio.gather(*searches)
 
 
 async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:

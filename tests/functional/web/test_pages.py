@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from functional.web.worker import BASE, EVIL, MAIN, NOW_MS, FakeWorker
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
-from retryapp.web import answers, group, lists
+from retryapp.web import answers, attention, group, lists
+from retryapp.web.render import environment
 
 HTML_PAGES = [
     "/retries/",
@@ -88,6 +90,16 @@ async def test_index_sums_up_what_is_on_this_worker(site: Site) -> None:
     assert "http://127.0.0.1:6067/retries/shop.orders/" in Outline((await site.get(f"{BASE}/"))[2]).links
 
 
+def test_what_is_bad_on_the_overview_has_the_colour_of_it() -> None:
+    """The colours go by weight: those moved once, and what was worst was shown as a warning."""
+    style = str(environment().globals["style"])
+    found = re.search(r"^(.*) \{ border-left-color: var\(--bad\); \}$", style, re.MULTILINE)
+    assert found is not None
+    bad = (attention._STALLED, attention._CIRCUIT, attention._FAILING, attention._DEAD)
+    assert found[1].split(", ") == [f".todo .w{weight}" for weight in bad]
+    assert f".todo .w{attention._NEWS} {{ border-left-color: var(--good); }}" in style
+
+
 async def test_what_a_request_sends_is_escaped(site: Site) -> None:
     """Markup in an address or a parameter comes back as text, on pages and in errors."""
     for path in (
@@ -135,6 +147,7 @@ async def test_partitions_page_tells_owner_lane_and_lag(site: Site) -> None:
     text = Outline((await site.get(f"{BASE}/partitions"))[2]).text
     assert "1 h ago" in text
     assert "TimeoutError: no answer" in text
+    assert "Numbers are of the whole group" in text
 
 
 async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Site, worker: FakeWorker) -> None:

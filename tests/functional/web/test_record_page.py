@@ -101,6 +101,34 @@ async def test_a_plan_is_that_of_the_last_failure_only(
     assert row == {"attempt": 3, "due_at_ms": NOW_MS + 5_200}, "what its row says"
 
 
+@pytest.mark.parametrize(
+    ("changes", "offset", "attempts"),
+    [
+        ({"rule_schedules": ("1s*20",), "max_attempts": 21}, 77, [2]),
+        ({"max_elapsed_ms": 2_500_000}, 77, [2, 3, 4]),
+        ({"max_elapsed_ms": 1}, 77, [2]),
+        ({"rule_schedules": ("1s*20",), "max_attempts": 21}, 10_001, [3]),
+        ({"max_elapsed_ms": 4_000_000}, 900, [3, 4, 5]),
+        ({"max_elapsed_ms": 4_000_000}, 901, [3, 4]),
+        ({"max_elapsed_ms": 4_000_000}, 902, [1, 2, 3, 4]),
+    ],
+)
+async def test_a_plan_is_what_the_policy_does(
+    site: Site, worker: FakeWorker, changes: dict[str, Any], offset: int, attempts: list[int]
+) -> None:
+    """None after `max_elapsed`, which counts from when the record's metadata says; which rule decides is not known."""
+    told: list[dict[str, Any]] = [
+        {"first_failed_ms": NOW_MS - 48_000},
+        {"first_failed_ms": NOW_MS - 48_000, "counted_from_ms": NOW_MS - 2_100_000},
+        {"attempt": 0},  # it has failed for free only
+    ]
+    for number, facts in enumerate(told, 900):
+        worker.wait(metadata(number, due_at_ms=NOW_MS + 5_200, **facts), key=None, value=b"")
+    site.worker.infos = [replace(info, **changes) for info in site.worker.infos]
+    page = await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/{offset}")
+    assert [each["attempt"] for each in page["planned"]] == attempts
+
+
 async def test_a_journey_is_read_from_before_its_record_whatever_the_producers_clock(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

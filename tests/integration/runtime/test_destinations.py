@@ -41,6 +41,13 @@ async def test_a_topic_is_seen_with_its_limits(
     assert f"{plain}-not" not in admin.topic_names()
 
 
+async def test_a_partition_that_takes_no_records_is_seen(make_topic: MakeTopic, reader: KafkaDestinations) -> None:
+    """Before a transaction has records for it."""
+    look = await reader.look(make_topic(1, min_insync_replicas="2"))
+    assert look is not None
+    assert (look.problem, look.closed) == (None, {0: "copies in sync: 1, min.insync.replicas: 2"})
+
+
 async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
     admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations, settings: ClientSettings
 ) -> None:

@@ -89,7 +89,7 @@ def test_a_worker_whose_handler_can_run_nothing_more_ends_to_be_started_again(bo
 
         def is_stalled() -> bool:
             stalled.append(worker.get("/retries/ready")[1])
-            return "hang past their time-out" in stalled[-1]
+            return "given up and going on" in stalled[-1]
 
         wait_for(is_stalled, "it is not ready", timeout_s=50)
         assert plain in stalled[-1]

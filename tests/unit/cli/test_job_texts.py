@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -12,22 +13,32 @@ from retryapp.cli import _jobs, job
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Verb
 from retryapp.core.jobs import Part, PartState
-from retryapp.lookup.jobs import job_facts
+from retryapp.core.lifecycle import Commanded
+from retryapp.lookup.jobs import JobProgress, job_facts
 from retryapp.lookup.previews import Preview
 
 PLACE = ["--broker", "127.0.0.1:1", "--group", "my shop", "--topic", "orders"]
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, jobs: dict[str, dict[int, Part]], *words: str) -> Any:
+def shown(monkeypatch: pytest.MonkeyPatch, looks: list[JobProgress | None], *words: str) -> Any:
+    """Run a command that finds this of job aa, with each look the next one."""
     monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
-    monkeypatch.setattr(job, "parts_of", lambda _connection, _topology: jobs)
+    monkeypatch.setattr(_jobs.time, "sleep", lambda _seconds: None)
+    coming = iter(looks)
+
+    def progress_of(_connection: object, _topology: object) -> dict[str, JobProgress]:
+        found = next(coming)
+        return {} if found is None else {"aa": found}
+
+    monkeypatch.setattr(job, "progress_of", progress_of)
+    monkeypatch.setattr(_jobs, "progress_of", progress_of)
     return CliRunner().invoke(job.command, [words[0], *PLACE, *words[1:]], standalone_mode=False)
 
 
 def test_what_is_suggested_can_be_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names the app or the group, as the command was told them; without them it is refused."""
     parts = {0: Part(job="aa", verb="replay", state=PartState.PAUSED, paused="paused by ann", refused={"replayed": 1})}
-    output = shown(monkeypatch, {"aa": parts}, "show", "aa").output
+    output = shown(monkeypatch, [JobProgress(parts)], "show", "aa").output
     place = "--broker 127.0.0.1:1 --group 'my shop' --topic orders"
     for command in ("refused {} aa", "resume {} aa --why TEXT", "cancel {} aa --why TEXT"):
         assert f"retryapp job {command.format(place)}" in output
@@ -45,8 +56,7 @@ def test_letters_that_a_preview_says_stay_so_are_no_refusals(
 ) -> None:
     """A letter that was replayed and died again is passed in each later job: that is no finding."""
     part = Part(job="aa", verb="discard", state=PartState.ENDED, done=11, refused=Counter(refused))
-    monkeypatch.setattr(_jobs, "parts_of", lambda _connection, _topology: {"aa": {0: part}})
-    ended = shown(monkeypatch, {}, "show", "aa", "--watch")
+    ended = shown(monkeypatch, [JobProgress({0: part})], "show", "aa", "--watch")
     assert (ended.return_value, said in ended.output) == (code, True)
     assert job_facts("aa", {0: part})["letters"] == 11 + refused.get("crashed", 0)
     found = Preview(fitting=Counter({0: 11}), done=Counter(replayed=7, crashed=2))
@@ -61,4 +71,46 @@ def test_a_job_that_waits_for_a_worker_is_not_said_to_be_none(
     monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
     """It was begun, and its partitions learn of it when a worker has them."""
-    assert told in shown(monkeypatch, {}, *words).output
+    assert told in shown(monkeypatch, [None], *words).output
+
+
+def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lane is closed: the third part starts later, so who waits for the end waits for it, too."""
+    ended = {number: Part(job="aa", verb="replay", state=PartState.ENDED, done=3) for number in range(3)}
+    late = JobProgress({0: ended[0], 1: ended[1]}, [2])
+    assert late.facts("aa") | {"state": "running", "not_begun": [2], "letters": None, "done": 6} == late.facts("aa")
+    text = shown(monkeypatch, [late], "show", "aa").output
+    assert "job aa: replay, running" in text
+    assert "1 partition has not begun, as no worker has taken it there yet: 2" in text
+    assert "running, 1 partition has not begun" in shown(monkeypatch, [late], "list").output
+    watched = shown(monkeypatch, [late, late, JobProgress(ended)], "show", "aa", "--watch")
+    assert (watched.return_value, "job aa: replay, ended; 9" in watched.output) == (ExitCode.FINE, True)
+    cancelled = {0: Part(job="aa", verb="replay", state=PartState.CANCELLED)}
+    assert JobProgress(cancelled, [2]).whole.state is PartState.CANCELLED
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_refusal_has_a_word_and_a_sentence(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    """By the word the table of refusals says what to do."""
+    facts: dict[str, Any] = {"command": "c", "verb": "job-resume", "failure_id": "", "text": "8 jobs go on"}
+    where: dict[str, Any] = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "at_ms": 1}
+    told = {0: Commanded(**where, **facts, refused="too-many"), 1: Commanded(**where, **facts), 2: None}
+    monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(job, "tell_job", lambda *_args, **_more: told)
+    words = ["resume", *PLACE, "aa", "--why", "x", *(["--json"] if as_json else [])]
+    output = CliRunner().invoke(job.command, words, standalone_mode=False).stdout
+    if as_json:
+        assert [each["refused"] for each in json.loads(output)["partitions"]] == ["too-many", None, None]
+    else:
+        assert "too-many: 8 jobs go on" in output
+        assert "None" not in output
+
+
+def test_json_of_a_job_that_was_watched_is_that_of_one_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had no partitions."""
+    found = JobProgress({0: Part(job="aa", verb="replay", state=PartState.ENDED, done=3)})
+    plain, watched = (
+        json.loads(shown(monkeypatch, [found], "show", "aa", "--json", *more).stdout) for more in ([], ["--watch"])
+    )
+    assert watched == plain
+    assert watched["partitions"]["0"]["done"] == 3

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from io import BytesIO, TextIOWrapper
+from collections import Counter
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import _steer, dead, main, pending
+from retryapp.cli import _jobs, _steer, dead, main, pending
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Command
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview
 from retryapp.lookup.records import Listed
 
 NAMES = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(3)]
@@ -29,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def listed(*_args: Any, wanted: LetterFilter, **_more: Any) -> Listed:
         told.append(wanted)
-        down = {"cause": "it is down\x1b]0;owned\x07", "damaged": None}
+        down = {"cause": "it is down\x1b]0;owned\x07", "damaged": None, "held_by": None}
         return Listed([*({"failure_id": name, **down} for name in NAMES), DAMAGED, HELD], 5)
 
     def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
@@ -43,8 +46,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None, "damaged": "its row cannot be read"}
-HELD: dict[str, Any] = {"failure_id": "billing/orders@kq8G0bTz/0/7", "cause": None, "damaged": None}
+FREE: dict[str, Any] = {"cause": "it is down", "damaged": None}
+DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None, "damaged": "its row cannot be read", "held_by": None}
+HELD: dict[str, Any] = {"failure_id": "billing/orders@kq8G0bTz/0/7", "cause": None, "damaged": None, "held_by": None}
 FITTING = [*NAMES, HELD["failure_id"]]
 
 
@@ -58,6 +62,33 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     assert all(f"1  {text}\n" in done.output for text in ("its row cannot be read", "not tried yet"))
     assert "3  it is down" in done.output
     assert not {"\x1b", "\x07"} & {*done.output}, "an error's text does not steer a terminal"
+
+
+@pytest.mark.parametrize(
+    ("verb", "sent", "said"),
+    [
+        (
+            "release",
+            "operator token token sequence",
+            ["1  held by somebody", "2  wait for an event", "1  wait for"],
+        ),
+        ("cancel", "operator token token sequence stopped", []),
+    ],
+)
+def test_a_release_of_many_says_what_holds_them(
+    asked: list[Any], verb: str, sent: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To let go what somebody holds is not to answer for an event, nor to have a key's records overtake a dead one."""
+    held = ["operator", "token", "token", "sequence", "stopped"]
+    rows = [{"failure_id": f"billing/orders@kq8G0bTz/0/{n}", **FREE, "held_by": word} for n, word in enumerate(held)]
+    monkeypatch.setattr(_steer, "list_waiting", lambda *_args, **_more: Listed(rows, len(rows)))
+    done = CliRunner().invoke(pending.command, [verb, *PLACE, "--all", "--why", "x"], input="y\n")
+    assert [held[int(name.rpartition("/")[2])] for _, name, _ in asked] == sent.split()
+    assert [text for text in said if text not in done.output] == []
+    assert ("1 stopped sequence more fit, and are left out" in done.output) == (verb == "release")
+    asked.clear()
+    assert CliRunner().invoke(pending.command, [verb, *PLACE, rows[-1]["failure_id"]]).exception is None
+    assert len(asked) == 1, "by its failure id it is meant"
 
 
 def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +248,58 @@ def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str
     """Nor with a filter beside failure ids, nor without either."""
     assert CliRunner().invoke(pending.command, ["cancel", *PLACE, "--why", "x", *words], input=answer).exit_code == code
     assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ("n\n", ExitCode.FINDING, "retryapp: nothing was sent"),
+        ("", ExitCode.USAGE, "retryapp: nobody answers the question: give --yes. Nothing was sent"),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED, "retryapp: interrupted: nothing was sent"),
+    ],
+)
+@pytest.mark.parametrize("words", [["pending", "cancel"], ["dead", "replay"]])
+def test_a_question_without_a_yes_says_that_nothing_was_sent(
+    asked: list[Any],
+    words: list[str],
+    answer: Any,
+    code: ExitCode,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a script, where stdin is at its end, it looked as if somebody had interrupted it."""
+
+    class Stdin(StringIO):
+        def readline(self, _size: int | None = None, /) -> str:
+            if isinstance(answer, KeyboardInterrupt):
+                raise answer
+            return str(answer)
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    monkeypatch.setattr(_jobs, "begin", lambda *_args, **_more: asked.append("begun"))
+    assert main.run([*words, *PLACE, "--all", "--why", "x"]) == code
+    assert said in capsys.readouterr().err
+    assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+def test_the_id_of_a_job_is_said_before_its_start_is_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever interrupts it while it waits for an answer has to know what to watch, or to cancel."""
+    began: list[str] = []
+
+    def begin(_connection: Any, _topology: Any, order: Order, *_scope: Any, **_more: Any) -> None:
+        began.append(order.id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    monkeypatch.setattr(_jobs, "begin", begin)
+    assert main.run(["dead", "discard", *PLACE, "--all", "--why", "x", "--yes"]) == ExitCode.INTERRUPTED
+    assert f"sending the start of job {began[0]}" in capsys.readouterr().err
 
 
 def test_a_record_without_a_dead_letter_may_have_been_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

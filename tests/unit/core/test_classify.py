@@ -16,7 +16,7 @@ from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.rules import ErrorClass, non_retryable, retryable, skippable
 from retryapp.core.traces import plain_text, shorten_trace
-from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
 
 
 def caused(outer: BaseException, *causes: BaseException) -> BaseException:
@@ -138,6 +138,28 @@ def test_a_group_is_skipped_only_as_a_whole(members: list[Exception]) -> None:
     assert classify(ExceptionGroup("g", [Skip("a"), RetryLater(3)]), rules).retry_after_ms == 3_000
 
 
+def twice(error: Exception) -> list[list[Exception]]:
+    """Return members of a group that have one error in common: the same object, or one cause."""
+    return [[error, error], [caused(RuntimeError("a"), error), caused(RuntimeError("b"), error)]]
+
+
+@pytest.mark.parametrize("members", twice(Skip("stale")) + twice(KeyError("k")))
+def test_members_with_one_error_in_common_are_skipped_as_a_whole(members: list[Exception]) -> None:
+    """As where two calls await one future: what speaks for one member speaks for each that has it."""
+    group = ExceptionGroup("g", members)
+    for error in (group, ExceptionGroup("outer", [group, group])):
+        assert classify(error, [skippable(KeyError)]).error_class is ErrorClass.SKIPPABLE
+    members = [*members, OSError()]
+    assert classify(ExceptionGroup("g", members), [skippable(KeyError)]).error_class is ErrorClass.RETRYABLE
+
+
+@pytest.mark.parametrize("members", twice(Unavailable("ledger")) + twice(Defer("1h")))
+def test_members_with_one_verdict_in_common_have_it(members: list[Exception]) -> None:
+    """The circuit that counts it, and that it is no failure."""
+    failure = classify(ExceptionGroup("g", members))
+    assert (failure.circuit, failure.deferred) in {("ledger", False), ("", True)}
+
+
 def test_reject_speaks_for_itself_wherever_it_stands() -> None:
     """Its text is the message; no rule overrides it."""
     reject = Reject("negative")
@@ -203,10 +225,29 @@ def test_cycles_and_deep_nesting_end() -> None:
     loop = RuntimeError("loop")
     loop.__cause__ = loop
     assert classify(loop).message == "loop"
+    member = ValueError("of its cause")
+    member.__cause__ = ExceptionGroup("g", [member, KeyError()])
+    for error in (member, member.__cause__):
+        assert classify(error, [non_retryable(OSError)]).rule is None
     tower: Exception = ValueError("deep")
     for _ in range(500):
         tower = ExceptionGroup("g", [tower])
     assert classify(tower, [non_retryable(KeyError)]).message == "deep"
+
+
+def test_a_tower_of_groups_with_one_member_twice_is_looked_at_once() -> None:
+    """Else its twenty levels would be a million looks at one error."""
+    asked = list[BaseException]()
+
+    def is_noted(_delivery: object, error: BaseException) -> bool:
+        asked.append(error)
+        return False
+
+    tower: Exception = KeyError("deep")
+    for _ in range(20):
+        tower = ExceptionGroup("g", [tower, tower])
+    assert classify(tower, [non_retryable(KeyError, when=is_noted)]).error_class is ErrorClass.RETRYABLE
+    assert len(asked) == 1
 
 
 def test_a_broken_text_does_not_cost_the_failure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,7 @@ def test_answers_are_sorted_by_status(library: str) -> None:
     [
         aiohttp.ClientConnectionError(), aiohttp.ServerTimeoutError(), aiohttp.ClientPayloadError(),
         requests.ConnectionError(), requests.ReadTimeout(), requests.exceptions.ChunkedEncodingError(),
+        requests.exceptions.RetryError(),
         httpx.ConnectTimeout(""), httpx.ReadError(""), httpx.RemoteProtocolError(""),
     ],
 )  # fmt: skip
@@ -66,19 +68,42 @@ def test_no_answer_is_retryable(error: Exception) -> None:
     assert classify(RuntimeError(), policy.on, otherwise=policy.otherwise).reason_if_dead is DeadReason.NON_RETRYABLE
 
 
+@pytest.mark.parametrize("begins", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+async def test_a_whole_time_out_of_aiohttp_is_no_answer(begins: bytes) -> None:
+    """It raises Python's own `TimeoutError`, before the answer and in its body; one of the user's matches no rule."""
+
+    class Silent(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.write(begins)
+
+    async with await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.3)) as client:
+            with pytest.raises(TimeoutError) as silent:
+                await (await client.get(url)).read()
+            with pytest.raises(TimeoutError) as own:
+                async with asyncio.timeout(0.05):
+                    await (await client.get(url)).read()
+    rules = http_errors()
+    assert type(silent.value) is TimeoutError
+    assert classify(silent.value, rules).rule is rules[1]
+    assert classify(own.value, rules).rule is None
+    assert classify(TimeoutError(), rules).rule is None
+
+
 @LIBRARIES
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
     ("text", "wait_ms"),
     [
-        ("120", 120_000), (" 0 ", 0), ("86400", 3_600_000), ("9" * 400, 3_600_000),
+        ("120", 120_000), (" 1 ", 1_000), ("0", None), ("86400", 3_600_000), ("9" * 400, 3_600_000),
         ("Thu, 01 Jan 2026 00:00:30 GMT", 30_000), ("Thu, 01 Jan 2026 00:00:30 -0000", 30_000),
-        ("Wed, 31 Dec 2025 00:00:00 GMT", 0), ("Thu, 01 Jan 2099 00:00:00 GMT", 3_600_000),
+        ("Wed, 31 Dec 2025 00:00:00 GMT", None), ("Thu, 01 Jan 2099 00:00:00 GMT", 3_600_000),
         ("soon", None), ("-5", None), ("1.5", None), ("", None), ("Thu, 99 Foo 2026", None), ("²", None),
     ],
 )  # fmt: skip
 def test_retry_after_is_the_wait(library: str, status: int, text: str, wait_ms: int | None) -> None:
-    """Seconds or an HTTP date, at most the cap; what cannot be read leaves it to the schedule."""
+    """Seconds or an HTTP date, at most the cap; what is no time to come leaves it to the schedule."""
     error = answered(library, status, **{"retry-after": text})
     assert classify(error, http_errors(), now_ms=NOW_MS).retry_after_ms == wait_ms
 

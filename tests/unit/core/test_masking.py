@@ -64,6 +64,28 @@ def test_a_text_is_freed_of_masked_values() -> None:
     assert freed("no card 4111-22", (), b"\xff", b'{"card": "4111-22"}') == "no card ***"
 
 
+@pytest.mark.parametrize(
+    "escaped", [r"ab\/cd==", r"a\u002Bb\/c", r"\u0026\u0026\u0026", r"\uD83D\uDE00 Jos\u00E9", r"\\\"\/"]
+)
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16"])
+def test_a_text_is_freed_of_values_as_their_sender_has_escaped_them(escaped: str, codec: str) -> None:
+    """PHP, .NET and Go escape otherwise than Python; an error may have the text as it came, or quoted once more."""
+    text = f'{{"name": "a\\/b", "in": {{"card": ["{escaped}"]}}}}'
+    secrets = parse_mask("/in/card").secrets(((), None, text.encode(codec)))
+    hidden = text.replace(escaped, "***")
+    assert free(f"cannot read {text}", secrets) == f"cannot read {hidden}"
+    assert free(f"cannot read {text.encode()}", secrets) == f"cannot read {hidden.encode()}"
+    assert free(f"it is {json.loads(text)['in']['card'][0]}", secrets) == "it is ***"
+
+
+def test_a_text_is_freed_of_a_header_that_is_no_utf_8() -> None:
+    """As bytes, which is how an error has them."""
+    raw = b"Basic \xff\xfe'12"
+    secrets = parse_mask("X-Token").secrets(((("X-Token", raw),), None, None))
+    for shown in (raw, raw[6:]):
+        assert free(f"no token like {shown!r}", secrets) == 'no token like b"***"'
+
+
 def test_names_of_headers_may_have_any_letters() -> None:
     """With a slash as a pointer has it."""
     assert parse_mask("Card Number, x~1y").headers == {"card number", "x/y"}

@@ -52,6 +52,7 @@ def test_one_delay_is_one() -> None:
         ("on", {"on": [ValueError]}),
         ("on", {"on": "ValueError"}),
         ("otherwise", {"otherwise": "skippable"}),
+        ("otherwise", {"otherwise": ["retryable"]}),
         ("max_attempts", {"max_attempts": 3}),
         ("max_attempts", {"max_attempts": 1, "on": retryable(OSError, schedule="1s")}),
         ("hot", {"hot": ""}),
@@ -118,7 +119,7 @@ def test_attempts_follow_the_longest_schedule_unless_bounded() -> None:
 
 def test_a_policy_without_rules_is_read_from_its_text() -> None:
     """As a handler takes it."""
-    for text in ("5m*2 30m", "30s*5", "exp(1s, x2, cap=10m, 8); max_elapsed=1d;timeout=30s"):
+    for text in ("5m*2 30m", "30s*5;", "exp(1s, x2, cap=10m, 8); max_elapsed = 1d;timeout=30s ; "):
         policy = RetryPolicy.parse(text)
         assert RetryPolicy.parse(policy.text) == policy
     assert policy.timeout_ms == 30_000
@@ -126,7 +127,7 @@ def test_a_policy_without_rules_is_read_from_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5x", "1s; retryable=OSError", "1s; timeout=1s; timeout=2s", "1s; timeout", "1s;", "1s; timeout=0", 7]
+    "text", ["", "5x", "1s; retryable=OSError", "1s; timeout=1s; timeout=2s", "1s; timeout", "1s;;", "1s; timeout=0", 7]
 )
 def test_a_text_that_is_no_policy_is_refused(text: str) -> None:
     """Rules among it: their types cannot be found by name."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from retryapp.doctor import clock
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.topology import HandlerTopology
+from retryapp.doctor import Subject, clock
 from retryapp.doctor.clock import Measured, judge_measured
+from retryapp.doctor.examine import _Cluster
 from retryapp.doctor.findings import Severity
-from retryapp.kafka import AccessDeniedError, KafkaConnection
+from retryapp.kafka import AccessDeniedError, KafkaConnection, PlanOptions, TopicState
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,57 @@ def test_a_measured_difference_counts_when_it_is_sure(measured: Measured, severi
     found = judge_measured(measured)
     assert found.severity is severity
     assert words in found.seen
+
+
+class Client:
+    """A client whose transactions work, but for what `fault` raises when they are to be written out."""
+
+    def __init__(self, *, fault: BaseException, **options: Any) -> None:
+        self.calls, self.options, self._fault = list[str](), options, fault
+
+    def flush(self, _timeout_s: float) -> None:
+        raise self._fault
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_args, **_more: self.calls.append(name)
+
+
+FENCED = KafkaException(KafkaError(KafkaError._FENCED))
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (KafkaException(KafkaError(KafkaError._TIMED_OUT)), BrokerUnreachableError),
+        (FENCED, clock.FencedError),
+    ],
+)
+def test_no_transaction_is_left_open(
+    monkeypatch: pytest.MonkeyPatch, fault: BaseException, raised: type[BaseException]
+) -> None:
+    """Whoever reads committed events waits for its end; of a doctor that is killed, as long as for a killed lane."""
+    client = Client(fault=fault)
+    monkeypatch.setattr(KafkaConnection, "client", lambda _self, _kind, **more: client.options.update(more) or client)
+    with pytest.raises(raised):
+        clock.measure(KafkaConnection("b:9092"), "g", "g.orders.events", wall_ms=lambda: 0, timeout_s=0)
+    assert client.calls[-1] == "abort_transaction"
+    assert client.options["transaction_timeout_ms"] == 15_000
+
+
+def test_a_second_doctor_is_no_missing_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of two that write at once ends the other's transaction: to grant rights would change nothing."""
+    topology = HandlerTopology("g", "orders", delays_ms=(1_000,))
+    subject = Subject(
+        connection=KafkaConnection("b:9092"), group="g", topologies=(topology,), options=PlanOptions(),
+        session_timeout_ms=15_000, datadir=tmp_path, write=True,
+    )  # fmt: skip
+    monkeypatch.setattr(KafkaConnection, "client", lambda *_args, **_more: Client(fault=FENCED))
+    cluster = _Cluster(subject, lambda: 0)
+    cluster.states = {topology.events: TopicState(name="t", topic_id="t", partitions=1, replication=1, config={})}
+    found = list(cluster._clock())
+    assert [each.severity for each in found] == [Severity.NOTE, Severity.NOTE]
+    assert all("another doctor has ended our transaction" in each.why for each in found)
 
 
 class Refused:
@@ -51,6 +106,8 @@ class Refused:
 
     def commit_transaction(self, _timeout_s: float) -> None:
         raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    def abort_transaction(self, _timeout_s: float) -> None: ...
 
 
 def test_a_login_that_may_not_write_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

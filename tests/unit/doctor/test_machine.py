@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,24 @@ def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatc
     found = next(iter(machine.judge_folder(tmp_path / "a")))
     assert found.severity is Severity.PROBLEM
     assert str(tmp_path) in found.seen
+
+
+def test_a_folder_that_may_not_be_looked_into_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another user, 0700: it was told as a fault of ours. Root may look into all, so this pretends."""
+    closed, stat = tmp_path / "closed", os.stat
+    closed.mkdir()
+
+    def refusing(path: Any, **more: Any) -> os.stat_result:
+        if closed in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **more)
+
+    access = os.access
+    monkeypatch.setattr(os, "stat", refusing)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    folder, disk = machine.judge_folder(closed / "billing")
+    assert (folder.severity, folder.seen) == (Severity.PROBLEM, f"{closed} cannot be looked into")
+    assert disk.name == "disk"
 
 
 @pytest.mark.parametrize(

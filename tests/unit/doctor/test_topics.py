@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from retryapp.core.jobs import Level
+from retryapp.core.text import with_app
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
@@ -90,11 +91,26 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(retention_ms
 
 def test_a_pause_is_a_warning_that_names_who_has_paused_it_first() -> None:
     paused = {1: Level(since_ms=50_000, by="bob"), 0: Level(since_ms=0, by="ann", why="migration")}
-    found = judge_level("orders", paused, "handler resume", now_ms=3_600_000)
+    found = judge_level("orders", paused, now_ms=3_600_000)
     assert (found.severity, found.seen) == (
         Severity.WARNING, "paused by ann: migration, for 1h, 2 partitions",
     )  # fmt: skip
     assert "'retryapp handler resume -A MODULE --topic orders --why TEXT'" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("circuit", "name", "why", "words"),
+    [
+        ("", "handler of orders", "nothing is delivered", "outage close -A shop:app --topic orders --why TEXT"),
+        ("Led_ger2", "circuit Led_ger2 of orders", "what has failed because of Led_ger2 is not delivered",
+         "outage close -A shop:app --topic orders --circuit Led_ger2 --why TEXT"),
+    ],
+)  # fmt: skip
+def test_a_forced_circuit_is_told_by_what_it_holds_back(circuit: str, name: str, why: str, words: str) -> None:
+    """Of one with a name others go on. What ends it can be run as it is printed."""
+    found = judge_level("orders", {0: Level(since_ms=0, how="forced open")}, circuit=circuit, now_ms=0)
+    assert (found.name, found.why) == (name, why)
+    assert f"'retryapp {words}'" in with_app(found.remedy, "shop:app")
 
 
 def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
@@ -104,7 +120,7 @@ def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
         (-5, "less than 1s"),
         (1_999, "paused by ann, for 1s"),
     ):
-        assert words in judge_level("orders", {0: Level(since_ms=0, by="ann")}, "x", now_ms=now_ms).seen
+        assert words in judge_level("orders", {0: Level(since_ms=0, by="ann")}, now_ms=now_ms).seen
 
 
 def test_unread_records_that_are_deleted_before_long_are_a_problem() -> None:

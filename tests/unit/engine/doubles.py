@@ -341,14 +341,6 @@ async def tell(partition: MemoryPartition, verb: HandlerVerb, **words: Any) -> d
     return await partition.obey(HandlerCommand(id=f"told-{next(TOLD)}", verb=verb, **words))
 
 
-def open_circuit(partition: MemoryPartition) -> None:
-    """Have the handler's circuit open by itself: what is claimed by then stays claimed, and does not begin."""
-    circuit = partition.engine.context.pace.circuit
-    assert circuit is not None
-    for place in range(circuit.breaker.minimum_calls):
-        circuit.settle(place, fine=False, now_ms=partition.clock.monotonic_s() * 1_000)
-
-
 async def reopen(partition: MemoryPartition) -> None:
     """Make the lane give up and open again."""
     partition.lane.fail(RuntimeError("lane"))

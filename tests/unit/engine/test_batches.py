@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
+from typing import Any
 
 import pytest
-from doubles import BankDownError, Owner, make_context, make_record, pass_time, running_clock, serving
+from doubles import MAIN, BankDownError, Owner, make_context, make_record, pass_time, running_clock, serving
 from listed import Listed, failed, out
 from suspected import found, names
 
 from retryapp.core.batch import Batch
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError, LatePublishError
 from retryapp.core.policy import RetryPolicy
+from retryapp.engine.delivery import batches
 from retryapp.engine.delivery.batches import BatchPool
 from retryapp.engine.delivery.run import Outcome, Run
-from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import LateFailError
+from retryapp.engine.lane.rounds import ROUND_S
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, Step
+from retryapp.testing import MemoryDestinations, MemoryPartition, Step, VirtualClock
 
 BATCH = Batch(4, "50ms")
+
+
+class Plain:
+    """A handler of lists that takes no deliveries, and marks none."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[bytes]] = []
+
+    async def __call__(self, values: list[bytes]) -> None:
+        """Note what is in it."""
+        self.calls.append(values)
 
 
 async def test_a_batch_is_full_or_has_waited() -> None:
@@ -83,6 +98,76 @@ async def test_what_has_an_outcome_keeps_it_when_the_time_is_up() -> None:
         await pass_time(orders, 10_000, 1_000)
         assert calls == [[b"a", b"b", b"c", b"d"], [b"a", b"b"], [b"c", b"d"]]
         assert (set(failed(orders)), orders.engine.in_flight) == ({b"c", b"d"}, 0)
+
+
+SLOW = [(batches, "unpack"), (Handler, "decode"), (batches, "outcome_of")]
+
+
+class Steps:
+    """Has a step of each record take a millisecond, and counts them."""
+
+    def __init__(self) -> None:
+        self.clock: VirtualClock
+        self.count = self.most = self._in_round = 0
+
+    def step(self) -> None:
+        self.clock.advance(1)
+        self.count += 1
+        self._in_round += 1
+        self.most = max(self.most, self._in_round)
+
+    async def send(self, orders: MemoryPartition, until: Callable[[], bool]) -> None:
+        """Send a hundred records, and look at each round of the event loop; `most` steps were in one of them."""
+        self.clock, sending = orders.clock, asyncio.create_task(orders.send(*names(100)))
+        while not (until() or sending.done()):
+            self._in_round = 0
+            await asyncio.sleep(0)
+        await orders.settle()
+
+
+@pytest.fixture(params=SLOW, ids=lambda each: each[1])
+def slow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Make a step slow."""
+    holder, name = request.param
+    real, steps = getattr(holder, name), Steps()
+
+    def take(*given: Any) -> Any:
+        steps.step()
+        return real(*given)
+
+    monkeypatch.setattr(holder, name, take)
+    return steps
+
+
+async def test_a_long_list_leaves_the_event_loop_to_others(slow: Steps) -> None:
+    """Ten thousand records take seconds: others run in between, before the call and after it."""
+    async with MemoryPartition(Plain(), "1s", batch=Batch(100)) as orders:
+        await slow.send(orders, lambda: slow.count == 100)
+        assert slow.most == round(ROUND_S * 1_000)
+        await orders.to_rest()
+        assert (slow.count, orders.transport.offsets[MAIN]) == (100, 100)
+
+
+async def test_a_session_that_ends_within_a_long_list_leaves_the_rest_without_an_outcome(slow: Steps) -> None:
+    """The next one has all of it again, and its runner goes on."""
+    handler = Plain()
+    async with MemoryPartition(handler, "1s", batch=Batch(100)) as orders:
+        await slow.send(orders, lambda: slow.count >= 50 and orders.lane.fail(RuntimeError("lane")) is None)
+        assert slow.count < 70
+        await orders.advance(200)
+        await orders.to_rest()
+        assert (handler.calls[-1], orders.transport.offsets[MAIN]) == (names(100), 100)
+        assert (orders.waiting, orders.handler.orphans.total) == ({}, 0)
+
+
+@pytest.mark.parametrize("slow", SLOW[2:], indirect=True)
+async def test_a_time_out_after_the_call_comes_too_late(slow: Steps) -> None:
+    """The work of a long list is done: it would only be done twice."""
+    handler = Plain()
+    async with MemoryPartition(handler, "1s; timeout=50ms", batch=Batch(100)) as orders:
+        await slow.send(orders, lambda: slow.count == 100)
+        await orders.to_rest()
+        assert (handler.calls, slow.count, orders.handler.orphans.total) == ([names(100)], 100, 0)
 
 
 async def test_a_batch_that_does_not_end_becomes_one_orphan() -> None:

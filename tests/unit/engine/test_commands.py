@@ -221,6 +221,25 @@ async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
         assert (await orders.command("discard", 0))["refused"] == "replayed"
 
 
+async def test_a_replay_ends_although_no_rule_names_the_topic_of_its_letter_any_more() -> None:
+    """Somebody may have deleted that topic: a mark on it would be refused for ever."""
+
+    async def handle(_value: bytes, delivery: Any) -> None:
+        if delivery.attempt == 1:
+            raise ConnectionError if delivery.replays else ValueError
+
+    policy = RetryPolicy("1h", on=non_retryable(ValueError, dead_letters="invalid"))
+    async with serving(handle, policy, b"one") as (orders, _):
+        letters = orders.handler.topology.dlq_named("invalid")
+        await orders.command("replay", 0)
+        await orders.settle()
+        assert orders.waiting == {"1h": 1}
+        count = len(orders.records(letters))
+    async with MemoryPartition(handle, "1h", transport=orders.transport) as orders:
+        await orders.to_rest()
+        assert (orders.waiting, len(orders.records(letters))) == ({}, count)
+
+
 async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
     """Each time with new attempts, and delivery numbers that go on."""
     async with serving(Calls(), "1s", b"one") as (orders, _):

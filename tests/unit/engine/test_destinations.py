@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from doubles import BankDownError, problems, serving
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
+from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook, partition_of
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Event, LaneBatch, LaneReceipt
@@ -173,6 +174,54 @@ def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     assert not destination.fresh(1.0 + REFUSED_S)
     destination.see(TopicLook(1), 40.0)
     assert (destination.fresh(41.0), destination.problem) == (True, None)
+
+
+def test_a_partition_that_its_broker_refuses_closes_no_other() -> None:
+    """In whichever lane that came out; after a while another look says how it is."""
+    destination = Destination(OUT)
+    destination.see(TopicLook(3), 0.0)
+    destination.refuse("it has no leader", 1)
+    destination.refuse("too few copies", 2)
+    destination.doubt()
+    assert destination.fresh(1.0)
+    assert (destination.problem, destination.closed) == (None, {1: "it has no leader", 2: "too few copies"})
+    destination.doubt()
+    assert destination.fresh(1.0), "of what it says now a look may know nothing"
+    assert not destination.fresh(1.0 + REFUSED_S)
+    destination.see(TopicLook(3, closed={1: "it has no leader"}), 40.0)
+    assert destination.closed == {1: "it has no leader"}
+    assert not destination.fresh(40.0 + PROBLEM_S), "it is looked at again soon"
+
+
+KEYS = {partition_of(key, 3): key for key in (b"%d" % number for number in range(20))}  # one for each partition
+
+
+@pytest.mark.parametrize("where", [{"partition": 2}, {"key": KEYS[2]}], ids=["by number", "by key"])
+async def test_a_partition_that_takes_no_records_fails_attempts_of_its_own_records_only(where: dict[str, Any]) -> None:
+    """A transaction with them would stop its lane, and with it the records of all others."""
+    topics = MemoryDestinations({OUT: TopicLook(3, closed={2: "it has no leader"})})
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value, **(where if value == b"closed" else {"key": KEYS[1]}))
+
+    async with serving(handler, DAY, b"1", b"closed", b"2", destinations=topics) as (orders, _):
+        assert problems(orders) == [f"publish to {OUT!r}: partition 2 takes no records now: it has no leader"]
+        assert (orders.waiting, [record.value for record in orders.records(OUT, 1)]) == ({"1d": 1}, [b"1", b"2"])
+
+
+async def test_records_without_a_key_go_where_they_are_taken() -> None:
+    """As Kafka's own clients send them; if no partition takes any, the attempt fails."""
+    topics = MemoryDestinations({OUT: TopicLook(3, closed={0: "why", 2: "why"})})
+
+    async def handler(value: bytes, record: Delivery) -> None:
+        record.publish(OUT, value)
+
+    numbers = [b"%d" % number for number in range(20)]
+    async with serving(handler, DAY, *numbers, destinations=topics) as (orders, _):
+        assert [record.value for record in orders.records(OUT, 1)] == numbers
+    topics = MemoryDestinations({OUT: TopicLook(1, closed={0: "why"})})
+    async with serving(handler, DAY, b"1", destinations=topics) as (orders, _):
+        assert problems(orders) == [f"publish to {OUT!r}: partition 0 takes no records now: why"]
 
 
 def test_a_batch_that_is_too_large_is_no_matter_of_its_records() -> None:

@@ -214,20 +214,22 @@ async def test_a_deadline_does_not_count_the_outage_of_what_a_record_waits_for()
         assert (orders.waiting, orders.dead_letters) == ({}, [])
 
 
+@pytest.mark.parametrize("name", ["other", ["mail"]])
 async def test_a_rule_names_a_circuit_and_a_name_that_nobody_has_declared_names_none(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, name: Any
 ) -> None:
     """Such a failure is as any other, and logged once."""
 
     async def handler(value: bytes) -> None:
-        raise BankDownError if value.startswith(b"rule") else Unavailable("other")
+        raise BankDownError if value.startswith(b"rule") else Unavailable(name)
 
     policy = RetryPolicy("1s", on=[retryable(BankDownError, circuit="ledger")])
     async with partition(handler, policy) as orders:
         await orders.send(*(b"rule %d" % n for n in range(4)), *(b"other %d" % n for n in range(4)))
         assert (state(orders), state(orders, "mail")) == (OPEN, CLOSED)
         await orders.advance(1_000)
-        assert [letter.origin.offset for letter in orders.dead_letters] == [4, 5, 6, 7]
+        letters = [(letter.origin.offset, letter.error_type) for letter in orders.dead_letters]
+        assert letters == [(n, "retryapp.Unavailable") for n in (4, 5, 6, 7)]
     assert [each.message for each in caplog.records if "circuit_unknown" in each.message] == [
         "retryapp.circuit_unknown"
     ]

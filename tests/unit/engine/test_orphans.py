@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from doubles import (
@@ -27,7 +28,8 @@ from doubles import (
 from retryapp.core.batch import Batch
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
-from retryapp.engine.handler.handler import Delivery
+from retryapp.core.text import counted
+from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.handler.orphans import MIN_ORPHANS
 from retryapp.testing import MemoryPartition, VirtualClock
 
@@ -178,6 +180,18 @@ async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
         end.done() or end.cancel()
 
 
+@pytest.mark.parametrize(
+    ("options", "limit", "keep"),
+    [({}, MIN_ORPHANS, 2), ({"concurrency": 20}, 20, 40), ({"concurrency": 3, "max_concurrent": 40}, 40, 43)],
+)
+async def test_limits_are_for_first_deliveries_and_retries_together(
+    options: dict[str, Any], limit: int, keep: int
+) -> None:
+    """More of these may run at once, if the handler says so; each has a thread that stays for the next."""
+    handler = make_context(down, **options).handler
+    assert (handler.orphans.limit, handler.threads._keep) == (limit, keep)
+
+
 async def test_a_handler_that_stays_full_is_reported_once_with_its_records(clock: VirtualClock) -> None:
     """Not if one of its runs ends in time; the time counts from when it was full again."""
     reports: list[str | None] = []
@@ -202,10 +216,40 @@ async def test_a_handler_that_stays_full_is_reported_once_with_its_records(clock
         await settle()
     (report,) = reports
     names = ", ".join(f"app/orders/0/{n}" for n in range(1, MIN_ORPHANS + 2))
-    assert report == f"no run can begin: {MIN_ORPHANS + 1} hang past their time-out: {names}"
+    assert report == f"no run can begin: {MIN_ORPHANS + 1} runs given up and going on: {names}"
 
 
 # -- a partition ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"order": Order.KEY}, {"order": Order.KEY, "batch": Batch(2, "1ms")}, {"concurrency": MIN_ORPHANS}],
+    ids=lambda options: ",".join(options),
+)
+async def test_what_a_session_leaves_behind_hangs_only_after_its_time_out(
+    hanging: Hanging, options: dict[str, Any]
+) -> None:
+    """A worker that ended for sound runs would give the others a rebalance, which leaves runs behind there."""
+
+    def handle(value: bytes | list[bytes]) -> None:
+        hanging(value[0] if isinstance(value, list) else value)
+
+    hung: list[str | None] = []
+    count = options.get("concurrency", 1)
+    async with serving(handle, "1s; timeout=5m", *[b"a"] * count, key=b"k", **options) as (orders, _):
+        orphans = orders.handler.orphans
+        orphans.on_hung = lambda: hung.append(orphans.problem)
+        await orders.advance(1)
+        await orders.until(lambda: len(hanging.begun) == count)
+        await orders.advance(120_000)
+        await reopen(orders)
+        assert (len(orphans), hung) == (count, [])
+        await orders.advance(230_000)
+        assert (len(hanging.begun), hung) == (count, [])
+        await orders.advance(10_000)
+        (problem,) = hung
+        assert f"{counted(count, 'run')} given up and going on: app/orders@" in str(problem)
 
 
 async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_records_behind_them(

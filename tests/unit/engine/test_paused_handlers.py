@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from doubles import post, serving, tell
@@ -30,6 +33,27 @@ class Calls:
             await self.gate.wait()
         if self.failing:
             raise ValueError("down")
+
+
+@asynccontextmanager
+async def shut_behind_a_claim(
+    shut: str, order: Order = Order.NONE
+) -> AsyncIterator[tuple[MemoryPartition, Calls, asyncio.Event]]:
+    """Run one where nothing may begin any more, by a pause or an outage, since its second row was claimed.
+
+    That waits for the runner, which is busy with the first row until the event is set.
+    """
+    options: dict[str, Any] = {"circuit": CircuitBreaker(minimum_calls=3), "order": order, "concurrency": 1}
+    async with serving(Calls(), "1s*3", b"one", **options) as (orders, calls):
+        await orders.send(b"two", key=b"b")
+        gate = calls.gate = asyncio.Event()
+        await orders.advance(1_000)
+        calls.gate = None
+        if shut == "pause":
+            await tell(orders, HandlerVerb.PAUSE)
+        else:
+            await orders.send(b"three", key=b"c")  # the third that fails
+        yield orders, calls, gate
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -167,42 +191,38 @@ async def test_commands_about_records_are_obeyed_meanwhile() -> None:
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
 @pytest.mark.parametrize(
+    ("shut", "why"), [("pause", "deliveries are paused"), ("circuit", "an outage is on, which holds it back")]
+)
+@pytest.mark.parametrize(
     ("verb", "text", "runs"),
     [
-        ("retry-now", "due now; deliveries are paused", 1),
+        ("retry-now", "due now; {why}", 1),
         ("hold", "no attempt begins before it is released, or 7d have passed", 0),
         ("cancel", "it is dead, and not tried again", 0),
     ],
 )
 async def test_a_row_that_was_claimed_before_the_pause_waits_in_the_table(
-    order: Order, verb: str, text: str, runs: int
+    order: Order, verb: str, text: str, runs: int, shut: str, why: str
 ) -> None:
     """It had no runner yet: no command about it waits for its run, which may not begin for days."""
-    async with serving(Calls(), "1s*3", b"one", order=order, concurrency=1) as (orders, calls):
-        await orders.send(b"two", key=b"b")
-        calls.gate = asyncio.Event()
-        await orders.advance(1_000)
-        await tell(orders, HandlerVerb.PAUSE)
-        calls.gate.set()
+    async with shut_behind_a_claim(shut, order) as (orders, calls, gate):
+        gate.set()
         await orders.settle()
-        assert calls.begun == [b"one", b"two", b"one"]
+        assert calls.begun == [b"one", b"two", b"one", *[b"three"] * (shut == "circuit")]
         told = await orders.command(verb, 1)
-        assert (told["refused"], told["text"]) == (None, text)
+        assert (told["refused"], told["text"]) == (None, text.format(why=why))
         calls.failing = False
         await tell(orders, HandlerVerb.RESUME)
         await orders.advance(60_000)
         assert calls.begun[3:].count(b"two") == runs
 
 
-async def test_a_record_that_is_cancelled_as_it_waits_for_a_runner_is_dead_in_the_pause() -> None:
-    """Its handler is not called, so it need not wait for the resume."""
-    async with serving(Calls(), "1s*3", b"one", concurrency=1) as (orders, calls):
-        await orders.send(b"two", key=b"b")
-        calls.gate = asyncio.Event()
-        await orders.advance(1_000)
-        await tell(orders, HandlerVerb.PAUSE)
+@pytest.mark.parametrize("shut", ["pause", "circuit"])
+async def test_a_record_that_is_cancelled_as_it_waits_for_a_runner_is_dead_at_once(shut: str) -> None:
+    """Its handler is not called, so it need not wait for the resume, or the end of an outage."""
+    async with shut_behind_a_claim(shut) as (orders, _, gate):
         assert (await orders.command("cancel", 1))["refused"] is None
-        calls.gate.set()
+        gate.set()
         await orders.settle()
         assert [(letter.origin.offset, letter.reason) for letter in orders.dead_letters] == [(1, "cancelled")]
 

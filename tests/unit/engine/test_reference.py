@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import open_circuit, reopen, scheduler_of, serving
+from doubles import crowd, reopen, scheduler_of, serving
 
-from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -173,17 +172,10 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("command", ["", "hold", "cancel"])
 async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str, dies: bool) -> None:
-    """It was due and read again when the circuit opened; commands meanwhile wait for the run, too."""
-    options: Any = {
-        "by_reference": True,
-        "kept_ms": 2 * DAY_MS,
-        "circuit": CircuitBreaker(break_for="2d", max_open="4d"),
-    }
-    async with serving(Script("fail"), "1h", LARGE, **options) as (orders, script):
-        orders.transport.fail("records", ConnectionError("the leader is away"), times=2)
+    """It was due and read again while no run could begin; commands meanwhile wait for the run, too."""
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
+        ends = crowd(orders.handler.orphans)
         await orders.advance(3_600_000)
-        open_circuit(orders)
-        await orders.advance(5_000)
         (claim,) = scheduler_of(orders).claimed.values()
         if command:
             assert (await orders.command(command, 0))["refused"] is None
@@ -193,7 +185,7 @@ async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str
         change(orders, 0, None)
         if dies:
             await reopen(orders)
-        orders.engine.context.pace.release()
+        ends[0].set_result(None)
         await orders.advance(1_000)
         if command == "hold":
             (held,) = rows(orders)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing, events_of, open_circuit, pass_time, post, serving
+from doubles import Gate, Refusing, crowd, events_of, pass_time, post, serving
 
-from retryapp import CircuitBreaker, RetryPolicy
+from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -181,13 +181,10 @@ async def test_a_command_waits_for_the_copy_of_its_row() -> None:
 
 async def test_a_second_hold_of_a_claimed_row_is_not_undone_by_its_copy() -> None:
     """It has another deadline, which is on its way when the copy is made."""
-    breaker = CircuitBreaker(break_for="1d")
-    async with serving(Script("fail"), POLICY, b"a", circuit=breaker, **OPTIONS) as (orders, _):
-        orders.transport.fail("records", ConnectionError("the leader is away"), times=2)  # type: ignore[arg-type]
+    async with serving(Script("fail"), POLICY, b"a", **OPTIONS) as (orders, _):
+        crowd(orders.handler.orphans)
         await orders.advance(HOUR_MS)
-        open_circuit(orders)
-        await orders.advance(5_000)
-        await orders.advance(345_000)
+        await orders.advance(350_000)
         assert (await orders.command("hold", 0, hold_ms=HOUR_MS))["refused"] is None
         await pass_on(orders)
         commit, now_ms = orders.transport.pause(Step.COMMIT), orders.clock.wall_ms()

@@ -55,7 +55,7 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
         assert seen == [b"1"], "its first attempt goes on, and its second and its successor wait"
         (problem,) = hung  # the worker is not ready, and ends now to be started again
         assert problem is not None
-        assert "no later record of the same key or partition can begin: 1 hang past their time-out" in problem
+        assert "no later record of the same key or partition can begin: 1 run given up and going on" in problem
         goes_on.set()
         await orders.until(lambda: len(seen) == 3)
         assert seen == [b"1", b"1", b"2"]

@@ -15,20 +15,24 @@ from retryapp.kafka import KafkaConnection, commands
 REPLAY = Command(id="c", verb=Verb.REPLAY, failure_id="g/orders@kq8G0bTz/0/1")
 
 
+@pytest.mark.parametrize("error", [BrokerUnreachableError("b:9092", "no answer"), KeyboardInterrupt()])
 @pytest.mark.parametrize(
     ("gone", "text"),
     [
-        ("offsets", "nothing was sent: no answer"),
-        ("write", "it is not known whether the command was sent: no answer"),
-        ("reach", "the command was sent, and its outcome is not known: no answer"),
+        ("offsets", "nothing was sent"),
+        ("write", "it is not known whether the command was sent"),
+        ("follow", "the command was sent, and its outcome is not known"),
+        ("reach", "the command was sent, and its outcome is not known"),
     ],
 )
-def test_the_error_says_what_was_sent_before_it(gone: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator must know whether to send it again, and what may have come of it."""
+def test_the_error_says_what_was_sent_before_it(
+    gone: str, text: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator must know whether to send it again, and what may have come of it; also who has pressed Ctrl-C."""
 
     def call(name: str, answer: Any) -> Any:
         if name == gone:
-            raise BrokerUnreachableError("b:9092", "no answer")
+            raise error
         return answer
 
     class Admin:
@@ -38,12 +42,12 @@ def test_the_error_says_what_was_sent_before_it(gone: str, text: str, monkeypatc
             return call("offsets", {number: range(1) for number in numbers})  # type: ignore[no-any-return]
 
     def follow(*_args: object) -> Iterator[None]:
-        yield None
+        yield call("follow", None)
 
     monkeypatch.setattr(commands, "KafkaAdmin", Admin)
     monkeypatch.setattr(commands, "write_records", lambda *_args: call("write", [7]))
     monkeypatch.setattr(commands, "follow_topic", follow)
     monkeypatch.setattr(commands, "reach", lambda _connection: call("reach", None))
     topology = HandlerTopology(group="g", main="orders")
-    with pytest.raises(BrokerUnreachableError, match=text):
+    with pytest.raises(type(error), match=text + (": no answer" if isinstance(error, BrokerUnreachableError) else "")):
         commands.send_commands(KafkaConnection("b:9092"), topology, [REPLAY], wait_s=0)

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, KafkaRequestError
-from retryapp.kafka.errors import LoginRefusedError
+from retryapp.kafka.errors import GroupUnknownError, LoginRefusedError
 
 STABLE = SimpleNamespace(state=SimpleNamespace(name="STABLE"))
 
@@ -44,6 +44,7 @@ def test_a_group_is_read_once_its_coordinator_is_there() -> None:
         (KafkaError.GROUP_AUTHORIZATION_FAILED, AccessDeniedError),
         (KafkaError._TIMED_OUT, BrokerUnreachableError),
         (KafkaError.INVALID_GROUP_ID, KafkaRequestError),
+        (KafkaError.GROUP_ID_NOT_FOUND, GroupUnknownError),
         (None, BrokerUnreachableError),
     ],
 )

@@ -105,14 +105,33 @@ def test_topics_with_too_few_copies_are_not_planned():
     assert plan_topics(_Admin(THREE), [TOPOLOGY]).to_create
 
 
-def test_copies_when_the_default_cannot_be_read():
-    """As many as the main topic has; without it the broker decides."""
-    unknown = of(3, None)
-    assert steps([main_state(replication=2)], unknown)[TOPOLOGY.dlq].replication == 2
-    created = steps([main_state(name="other")], unknown, PlanOptions(create_main_partitions=5))
+@pytest.mark.parametrize(
+    ("brokers", "mains", "low", "copies"),
+    [
+        (3, 1, False, 3),
+        (3, 2, False, 3),
+        (3, 4, False, 4),
+        (3, 2, True, 2),
+        (2, 1, False, 1),
+        (3, None, False, 3),
+        (3, None, True, None),
+        (2, None, False, None),
+    ],
+)
+def test_copies_when_the_default_cannot_be_read(brokers, mains, low, copies):
+    """As many as the main topic has, without it the broker decides; but never so few that the start is refused."""
+    unknown, options = of(brokers, None), PlanOptions(create_main_partitions=5, allow_low_replication=low)
+    main = main_state(name="other") if mains is None else main_state(replication=mains)
+    step = steps([main], unknown, options)[TOPOLOGY.dlq]
+    assert (step.replication, step.spec.replication) == (copies, -1 if copies is None else copies)
+    made = TopicState(TOPOLOGY.dlq, "x" * 8, step.partitions, copies or brokers, step.spec.config)
+    assert steps([main, made], unknown, options)[TOPOLOGY.dlq].action is Action.OK
+
+
+def test_a_missing_main_topic_and_ours_are_created_with_the_partitions_asked_for():
+    """Whether the brokers' default is known or not."""
+    created = steps([main_state(name="other")], of(3, None), PlanOptions(create_main_partitions=5))
     assert created["orders"].action is Action.CREATE
-    assert created[TOPOLOGY.dlq].replication is None
-    assert created[TOPOLOGY.dlq].spec.replication == -1
     assert created[TOPOLOGY.dlq].partitions == 5
 
 

@@ -28,4 +28,6 @@ async def test_its_value_is_that_of_the_main_topic(value: bytes | None) -> None:
     assert shown["headers"] == [{"name": "trace", "value": "1"}]
     for found in (None, replace(record, value=b"other")):
         assert whole_entry(entry, found) == entry
-    assert pending_detail(entry)["unread"] is not None
+    assert pending_value(entry) is None
+    assert pending_detail(entry)["unread"] == "the main topic does not have it any more"
+    assert pending_detail(entry, unread="no leader")["unread"] == "no leader"

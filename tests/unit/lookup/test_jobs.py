@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from retryapp.core.control import Verb
-from retryapp.core.jobs import LetterFilter, Part
+from retryapp.core.jobs import LetterFilter, Part, Steering
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.remembered import Known
 from retryapp.lookup import jobs, reading
 from retryapp.lookup.previews import Scope
 
@@ -109,6 +110,15 @@ def test_a_job_says_of_how_many_letters_it_is_if_they_were_counted(
     jobs.begin(CONNECTION, TOPOLOGY, jobs.Order(Verb.DISCARD, LetterFilter(), rate="1/s"), scope, wait_s=0)
     assert [each.part.letters for each in sent.values()] == letters
     assert [each.part.share for each in sent.values()] == [(0, 300, 400), (300, 400, 400)]
+
+
+def test_a_start_that_waits_is_of_a_job_that_has_not_begun_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is sent again is refused where the job has begun, and changes nothing."""
+    begun = Steering(parts=[Part(job="j1", verb="discard")])
+    known = Known({0: begun, 1: Steering()}, {}, {"j1": [0, 1], "j2": [1]})
+    monkeypatch.setattr(jobs, "remembered_and_queued", lambda *_: known)
+    found = jobs.progress_of(CONNECTION, TOPOLOGY)
+    assert {job: ([*each.parts], each.not_begun) for job, each in found.items()} == {"j1": ([0], [1])}
 
 
 def test_the_oldest_job_comes_first_whichever_partitions_it_has() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from samples import dead
 
+from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
 from retryapp.core.headers import encode_metadata
 from retryapp.core.jobs import LetterFilter
@@ -114,6 +115,16 @@ def test_a_preview_counts_letters_by_what_became_of_them_last(read: list[Record]
     assert set(found.examples) <= names
     assert found.facts["causes"] == [{"cause_id": each, "cause": found.names[each], "letters": found.letters}
                                      for each in found.causes if found.letters]  # fmt: skip
+
+
+def test_a_preview_counts_causes_beyond_some_together(read: list[Record]) -> None:
+    """Messages with something unique in them have no end of causes; what becomes of a letter later counts as well."""
+    read.extend(letter(offset, 0, f"app.E{offset}") for offset in range(MAX_CAUSES + 50))
+    read.extend(mark(1_000 + at, 0, at, MarkKind.REPLAYED) for at in (3, MAX_CAUSES + 3))
+    connection: Any = None
+    causes = preview(connection, TOPOLOGY, Verb.REPLAY, LetterFilter()).facts["causes"]
+    assert (len(causes), sum(each["letters"] for each in causes)) == (MAX_CAUSES, MAX_CAUSES + 48)
+    assert causes[0] == {"cause_id": OTHER_CAUSE, "cause": OTHER_CAUSE, "letters": 49}
 
 
 def test_a_preview_that_is_ended_says_what_it_has_seen(read: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli import _spark
 from retryapp.cli._analyse import _check_folder, causes
@@ -30,7 +31,8 @@ from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRun
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Offsets, compare
+from retryapp.pipeline.outlook import find_outlook
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
 from retryapp.pipeline.session import _check_version, _collector, _submitted, class_archive, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -85,6 +87,18 @@ def test_a_topic_that_lost_its_end_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> 
         start = compare(State(run_id="r", lives=(life,)), Mock(), "g", [life], cluster_id="c")
         gaps = [(gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps]
         assert (gaps, start.positions) == ([(None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
+
+
+def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then nothing of the partition is read; what is held back of others is not less for it."""
+    life, first, second = Life(topic="t", topic_id="id", group="g", main="m", station="dlq"), ("t", 0), ("t", 1)
+    gap, ends = Gap(life, 0, None, 7, CUT_OFF), {first: 5, second: 2}
+    look = Mock(positions={first: 7, second: 2}, ends=ends, lives=(life,), gaps=(gap,))
+    last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
+    for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
+        monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
+    (found,) = find_outlook(Mock(), Mock(), Mock(), "g")
+    assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
 
 def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +174,15 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
         ("[DELTA_UNSUPPORTED_FEATURES_FOR_READ] Table feature x", "newer Delta Lake"),
         ("java.lang.OutOfMemoryError: Java heap space", "--memory"),
         ("something that nobody foresaw", "--traceback"),
+        ("java.util.concurrent.TimeoutException: Futures timed out after 300 s", "--traceback"),
+        (Py4JError("An error occurred while calling o0.x. Trace:\npy4j.Py4JException: Method x"), "--traceback"),
+        (Py4JError("An error occurred while calling o0.x"), "Java process has ended"),
+        (Py4JNetworkError("Answer from Java side is empty"), "Java process has ended"),
+        (ConnectionRefusedError(111, "Connection refused"), "Java process has ended"),
     ],
 )
-def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
-    error = named_failure(RuntimeError(said), job="archive")
+def test_a_failed_job_says_what_to_do(said: str | Exception, advice: str) -> None:
+    error = named_failure(RuntimeError(said) if isinstance(said, str) else said, job="archive")
     assert isinstance(error, JobFailedError)
     assert advice in str(error)
     assert error.exit_code == 3

@@ -126,6 +126,7 @@ def test_counted_time_is_that_of_all_partitions_of_a_handler() -> None:
     assert minutes(counted(), counted(from_ms=0, to_ms=NOON_MS + 61 * MINUTE_MS)) == (0, 59)
     stuck = counted(to_ms=NOON_MS + 16 * MINUTE_MS)
     assert minutes(counted(), stuck) == (0, 59), "its lane is closed: it tells nothing of the others"
+    assert minutes(counted(to_offset=99, to_ms=NOON_MS + 120 * MINUTE_MS), stuck) == (0, 119)
     idle = counted(to_offset=99, to_ms=NOON_MS + MINUTE_MS)
     assert (minutes(idle), minutes(idle, counted())) == ((0, 119), (0, 59))
     for nothing in ([], [never], [counted("refunds")]):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from retryapp.core.publication import TopicLook
-from retryapp.kafka import KafkaAdmin
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 
@@ -51,20 +50,27 @@ async def test_commands_are_looked_for_again(
 async def test_partitions_are_counted_again(
     runtime: Runtime, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without this task the worker would not read new partitions."""
+    """Without this task the worker would not read new partitions; those count that all our topics have."""
     served = next(iter(runtime.served.values()))
-    served.partitions, served.complete = 2, 1
-    faults = [RuntimeError("no token")]
+    served.partitions, served.complete = 4, 1
+    topology, faults = served.handler.topology, [RuntimeError("no token")]
+    looks = [{}, dict.fromkeys(topology.owned, TopicLook(3)) | {topology.dlq: TopicLook(2)}]
+    counted: list[int] = []
 
-    def describe(_self: KafkaAdmin, _topics: Any) -> Any:
+    async def look(topic: str) -> TopicLook | None:
         if faults:
             raise faults.pop()
-        loop.call_soon_threadsafe(done.set)
-        return {}
+        return looks[min(len(counted), 2) - 1].get(topic)
 
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(KafkaAdmin, "describe_topics", describe)
+    def complete(_served: Any, least: int) -> None:
+        counted.append(least)
+        if len(counted) == 3:
+            done.set()
+
+    monkeypatch.setattr(runtime.topics, "look", look)
+    monkeypatch.setattr(runtime, "complete", complete)
     await going_on(asyncio.create_task(runtime._look_for_growth()), done)
+    assert counted[:3] == [0, 0, 2]
 
 
 async def test_a_worker_ends_whose_main_topic_was_made_again(

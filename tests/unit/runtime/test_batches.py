@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 from aiokafka.errors import (
     KafkaError,
+    LeaderNotAvailableError,
     MessageSizeTooLargeError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
+    NotLeaderForPartitionError,
     PolicyViolationError,
     TopicAuthorizationFailedError,
     UnknownError,
+    UnknownTopicOrPartitionError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
+from retryapp.core.lane_errors import HandOffRefusedError, NoLeaderError, TooFewCopiesError, TopicGoneError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.runtime.clients.batches import DENIED, Sent, send_all
 
@@ -95,7 +99,6 @@ async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: _Producer, 
         (PolicyViolationError(), "its broker refuses records for it (PolicyViolationError)"),
         (UnknownError(), "its broker refuses records for it (UnknownError)"),
         (TopicAuthorizationFailedError(OUT), DENIED),
-        (NotEnoughReplicasError(), None),
         (KafkaError(), None),
         (ConnectionError(), None),
     ],
@@ -107,21 +110,64 @@ async def test_what_a_broker_refuses_for_good_is_noted(
     sent = await producer.send(*publications(destination, 1), ours())
     for answer in producer.answers:
         answer.set_exception(error)
-    with pytest.raises((type(error), HandOffRefusedError, TooFewCopiesError)):
+    with pytest.raises((type(error), HandOffRefusedError)):
         await sent.offsets()
     await told()
     assert destination.fresh(1.0)
     assert destination.problem == problem
 
 
-async def test_a_topic_with_too_few_copies_in_sync_is_named(producer: _Producer) -> None:
+@pytest.mark.parametrize(
+    ("error", "named", "text"),
+    [
+        (NotEnoughReplicasError, TooFewCopiesError,
+         rf"{OURS}\[1\] takes no records .*min\.insync\.replicas.* brokers that are away"),
+        (LeaderNotAvailableError, NoLeaderError, rf"{OURS}\[1\] takes no records: it has no leader.* that are away"),
+        (NotLeaderForPartitionError, TopicGoneError, rf"topic {OURS} is not there.*'retryapp topics create"),
+    ],
+)  # fmt: skip
+async def test_a_topic_that_takes_nothing_is_named(
+    producer: _Producer, error: type[KafkaError], named: type[Exception], text: str
+) -> None:
     """The client's own words name neither topic nor remedy."""
     sent = await producer.send(ours())
-    producer.answers[0].set_exception(NotEnoughReplicasError())
-    with pytest.raises(
-        TooFewCopiesError, match=rf"{OURS}\[1\] takes no records .*min\.insync\.replicas.* brokers that are away"
-    ):
+    producer.answers[0].set_exception(error())
+    with pytest.raises(named, match=text):
         await sent.offsets()
+
+
+async def test_a_topic_that_is_not_there_is_named(producer: _Producer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client asks for it as long as for an answer, and then does not say which one."""
+
+    async def gone(*_: Any, **__: Any) -> None:
+        raise UnknownTopicOrPartitionError
+
+    monkeypatch.setattr(producer, "send_batch", gone)
+    with pytest.raises(TopicGoneError, match=rf"topic {OURS} is not there"):
+        await producer.send(ours())
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (NotEnoughReplicasError(), "fewer copies are in sync than its min.insync.replicas asks for"),
+        (NotEnoughReplicasAfterAppendError(), "fewer copies are in sync than its min.insync.replicas asks for"),
+        (LeaderNotAvailableError(), "it has no leader"),
+    ],
+)
+async def test_a_partition_that_takes_nothing_is_noted(
+    producer: _Producer, destination: Destination, error: Exception, problem: str
+) -> None:
+    """Else the lane would fail again and again: the record is read again, its handler runs again, and publishes."""
+    sent = await producer.send(*publications(destination, 1), ours())
+    for answer in producer.answers:
+        answer.set_exception(error)
+    with pytest.raises((NoLeaderError, TooFewCopiesError), match=OUT):
+        await sent.offsets()
+    await told()
+    destination.doubt()
+    assert destination.fresh(1.0)
+    assert (destination.problem, destination.closed) == (None, {1: problem})
 
 
 async def test_a_refusal_names_the_topic_and_the_size_of_the_record(producer: _Producer) -> None:

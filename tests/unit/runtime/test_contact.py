@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError
 
+from retryapp.engine.handler.threads import Ended, Threads
 from retryapp.kafka import LoginRefusedError
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.observe.contact import EVERY_S, SILENT_S, Contact
@@ -24,10 +27,13 @@ from retryapp.testing import VirtualClock
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what would run in a thread run at once: a virtual clock does not wait for threads."""
 
-    async def call(function: Callable[[], object]) -> object:
-        return function()
+    async def call(_threads: Threads, function: Callable[[], object], *, name: str) -> Ended:
+        try:
+            return Ended(function())
+        except LoginRefusedError as error:
+            return Ended(error=error)
 
-    monkeypatch.setattr("asyncio.to_thread", call)
+    monkeypatch.setattr(Threads, "run", call)
 
 
 async def pass_time(clock: VirtualClock, seconds: float) -> None:
@@ -107,6 +113,22 @@ async def test_a_login_that_cannot_be_tried_ends_no_look() -> None:
     clock.advance(12_000)
     assert await contact._look_for_refusal()
     assert (contact.silence() or "").endswith("for 12 s: the login could not be tried: ValueError('no ticket')")
+
+
+async def test_handlers_that_hold_all_threads_of_the_loop_do_not_hide_a_silence() -> None:
+    """Which may be just what they wait for."""
+    loop, over, clock = asyncio.get_running_loop(), threading.Event(), VirtualClock()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    held = loop.run_in_executor(None, over.wait)
+    answered_s = clock.monotonic_s()
+    contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s)
+    clock.advance(12_000)
+    try:
+        async with asyncio.timeout(5):
+            await contact._look_for_refusal()
+    finally:
+        over.set()
+        await held
 
 
 def test_several_brokers_are_named_as_such() -> None:

@@ -47,8 +47,8 @@ def test_a_port_that_someone_listens_on_is_passed_over(first: int) -> None:
     """Also by a program that is no worker."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = int(server.getsockname()[1])
-        with pytest.raises(PortTakenError, match=str(taken)):
-            free_port("127.0.0.1", taken, attempts=1)
+        with pytest.raises(PortTakenError, match=f"port {taken} .*set RETRYAPP_METRICS_PORT"):
+            free_port("127.0.0.1", taken, attempts=1, setting="RETRYAPP_METRICS_PORT")
     assert free_port("127.0.0.1", taken, attempts=1) == taken
 
 
@@ -57,6 +57,17 @@ def test_an_address_that_is_not_of_this_machine_is_named(host: str) -> None:
     """Its ports are not in use, and no other port helps."""
     with pytest.raises(InvalidSettingError, match=rf"RETRYAPP_WEB_BIND or web_bind=.?{host}.* address of this"):
         free_port(host, 7_000)
+
+
+def test_a_port_that_only_root_may_listen_on_is_named_with_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has it, and the setting of another port does not help."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(InvalidSettingError, match=r"RETRYAPP_METRICS_PORT.*=80: .* may not listen .* below 1024"):
+        free_port("127.0.0.1", 80, setting="RETRYAPP_METRICS_PORT or --metrics-port")
 
 
 def test_too_many_open_files_are_no_wrong_address(first: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from retryapp.core.errors import (
     InvalidSettingError,
     MissingCodecError,
     RetryAppError,
+    TopicMissingError,
 )
-from retryapp.kafka import Plan, TopicState
+from retryapp.kafka import AccessDeniedError, Plan, TopicState
 from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
 
@@ -26,6 +28,10 @@ class _Cluster:
         self.connection = None
         self.waiting: dict[str, int] = {}
         """Records that wait, by changelog."""
+        self.denied: Collection[str] = ()
+        """Topics that this login may not describe."""
+        self.unreadable: Collection[str] = ()
+        """Topics that it may not read."""
         self.made: list[Any] = []
 
     def topic_names(self) -> list[str]:
@@ -34,8 +40,16 @@ class _Cluster:
             raise BrokerUnreachableError("127.0.0.1:1", "nobody listens")
         return []
 
-    def describe_topics(self, names: list[str]) -> dict[str, Any]:
-        return {name: None for name in names if name in self.waiting}
+    def describe(self, name: str) -> None:
+        if name in self.denied:
+            raise AccessDeniedError(f"describe topic {name}", "kafka:9092", "Authorization failed. Needed: Describe")
+        if name not in self.waiting:
+            raise TopicMissingError(name, "kafka:9092")
+
+    def fold_changelog(self, _connection: Any, name: str, _convert: Any) -> list[None]:
+        if name in self.unreadable:
+            raise AccessDeniedError(f"read topic {name}", "kafka:9092", "Authorization failed")
+        return [None] * self.waiting[name]
 
     def ensure_topics(self, _admin: Any, topologies: Any, _options: Any) -> Any:
         self.made.extend(topologies)
@@ -52,7 +66,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     made = _Cluster()
     monkeypatch.setattr(module, "KafkaAdmin", lambda *_, **__: made)
     monkeypatch.setattr(module, "ensure_topics", made.ensure_topics)
-    monkeypatch.setattr(module, "fold_changelog", lambda _connection, name, _convert: [None] * made.waiting[name])
+    monkeypatch.setattr(module, "fold_changelog", made.fold_changelog)
     monkeypatch.setattr(module.time, "sleep", lambda _s: None)
     return made
 
@@ -84,6 +98,22 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
     runtime.app.conf.version, runtime.app.conf._id = 3, "app-v3"
     cluster.waiting = {"app.orders.pending.changelog": 0, "app-v2.orders.pending.changelog": 7}
     with pytest.raises(InvalidSettingError, match="7 records of version 2 still wait in app-v2"):
+        runtime.prepare()
+    assert cluster.made == []
+
+
+@pytest.mark.parametrize("hidden", ["denied", "unreadable"])
+async def test_an_older_version_that_this_login_may_not_see_is_named_with_the_right(
+    runtime: Runtime, cluster: _Cluster, hidden: str
+) -> None:
+    """What the plan prints is of the present version: following it would change nothing."""
+    runtime.app.conf.version, runtime.app.conf._id = 2, "app-v2"
+    changelog = "app.orders.pending.changelog"
+    cluster.waiting = {changelog: 0}
+    setattr(cluster, hidden, {changelog})
+    with pytest.raises(
+        AccessDeniedError, match=f"records of version 1 still wait in {changelog} .* Grant .* Describe and Read on that"
+    ):
         runtime.prepare()
     assert cluster.made == []
 

@@ -13,6 +13,7 @@ import pytest
 from aiokafka import TopicPartition as ClientTopicPartition
 from samples import waiting_row
 
+from retryapp import RetryPolicy, retryable
 from retryapp.core.causes import CauseCount
 from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.errors import BrokerUnreachableError
@@ -237,25 +238,42 @@ async def test_a_worker_whose_main_topic_is_deleted_is_not_ready_and_says_so(
     assert ([info.state for info in view.partitions("orders")], view.ready()) == (["elsewhere"] * 2, True)
 
 
+@pytest.mark.parametrize(
+    ("unled", "lag"),
+    [({}, [(0, 0), (1, 10)]), ({1: -1}, [(0, 0)]), ({0: None}, [(1, 10)]), ({0: -1, 1: -1}, [])],
+    ids=["all led", "one without a leader", "one unknown", "none led"],
+)
 async def test_a_partition_whose_lane_does_not_open_lags(
-    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch, unled: dict[int, int | None], lag: list[Any]
 ) -> None:
-    """Where its offset stands. It was left out of the sum, and the others' looked like all."""
+    """Where its offset stands. It was left out of the sum, and the others' looked like all.
+
+    One without a leader has no lag, and hides that of no other.
+    """
     shut = SimpleNamespace(state=LaneState.OPENING, refusal=None)
     orders.engine.in_flight = 0
     runtime.placed["orders", 1] = cast("Any", SimpleNamespace(lane=shut, engine=SimpleNamespace(in_flight=0)))
+    runtime.served["orders"].deletes_after_ms = 60_000
 
     async def committed(tps: list[Any]) -> dict[Any, Any]:
         return {tp: SimpleNamespace(offset=90) for tp in tps}
 
     async def ends(tps: list[Any]) -> dict[Any, int]:
+        assert not {tp.partition for tp in tps} & {*unled}, "the client would ask until there is a leader"
         return dict.fromkeys(tps, 100)
+
+    async def times(asked: dict[Any, int]) -> dict[Any, Any]:
+        return {tp: SimpleNamespace(offset=95) for tp in await ends([*asked])}
 
     async def position(tp: Any) -> int:
         assert tp.partition == 0, "it waits until there is one"
         return 100
 
     client = SimpleNamespace(
+        _client=SimpleNamespace(
+            cluster=SimpleNamespace(leader_for_partition=lambda tp: unled.get(tp.partition, 7)),
+        ),
+        offsets_for_times=times,
         _coordinator=SimpleNamespace(fetch_committed_offsets=committed),
         end_offsets=ends,
         position=position,
@@ -265,7 +283,8 @@ async def test_a_partition_whose_lane_does_not_open_lags(
     assert isinstance(runtime.app.consumer, RetryConsumer)
     runtime.app.consumer._thread.thread_loop.close()  # never run
     lags = await RuntimeView(runtime).lags("orders")
-    assert [(lag.partition, lag.main) for lag in lags] == [(0, 0), (1, 10)]
+    assert [(each.partition, each.main) for each in lags] == lag
+    assert [each.partition for each in lags if each.expiring] == [number for number, behind in lag if behind]
 
 
 async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
@@ -301,6 +320,17 @@ def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> No
     object.__setattr__(handler, "topology", replace(handler.topology, drop=True))
     (info,) = view.handlers()
     assert (info.discarded, "dlq" in info.topics) == (3, False)
+
+
+def test_a_policys_deadline_and_the_schedules_of_its_rules_are_told(runtime: Runtime) -> None:
+    """The page of a journey plans by them."""
+    view, handler = RuntimeView(runtime), runtime.served["orders"].handler
+    told = [(each.schedule, each.rule_schedules, each.max_elapsed_ms) for each in view.handlers()]
+    assert told == [("1s 10s", (), None)]
+    ruled = RetryPolicy("1m*5", on=[retryable(TimeoutError, schedule="1s*20")], max_elapsed="3h")
+    object.__setattr__(handler, "policy", ruled)
+    told = [(each.schedule, each.rule_schedules, each.max_elapsed_ms) for each in view.handlers()]
+    assert told == [("1m*5", ("1s*20",), 10_800_000)]
 
 
 def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(runtime: Runtime, orders: Any) -> None:

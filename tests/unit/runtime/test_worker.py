@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import resource
 import runpy
 import sys
 import warnings
@@ -67,13 +68,36 @@ def test_what_a_handler_prints_is_logged_unless_the_app_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     """The command of Faust has the setting overruled."""
+    assert made(monkeypatch, worker_redirect_stdouts=wanted)["redirect_stdouts"] is wanted
+
+
+def made(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Any]:
+    """Make a worker of an app with these settings; return what Faust's own is given."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(worker_module, "_settle", lambda _app, _settings: None)
     monkeypatch.setattr(Worker, "__init__", lambda self, app, **options: given.update(options, self=self, app=app))
     monkeypatch.setattr(RetryWorker, "logging_config", {}, raising=False)
     monkeypatch.setattr(RetryWorker, "app", None, raising=False)
-    RetryWorker(faust.App("plain", worker_redirect_stdouts=wanted), redirect_stdouts=True)
-    assert given["redirect_stdouts"] is wanted
+    RetryWorker(faust.App("plain", **settings), redirect_stdouts=True)
+    return given
+
+
+@pytest.mark.parametrize("refusal", [None, ValueError("not allowed to raise maximum limit")])
+def test_a_worker_may_have_as_many_files_open_as_its_user(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception | None
+) -> None:
+    """With the 1,024 that many systems begin with, the stores of some dozens of partitions do not open."""
+    limits: list[Any] = []
+
+    def limit(_what: int, limits_: Any) -> None:
+        limits.append(limits_)
+        if refusal is not None:
+            raise refusal
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (1_024, 524_288))
+    monkeypatch.setattr(resource, "setrlimit", limit)
+    assert made(monkeypatch)
+    assert limits == [(524_288, 524_288)]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +208,16 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
+
+
+@pytest.mark.parametrize(("bind", "host"), [("localhost", "localhost"), ("::1", "[::1]"), ("127.0.0.3", "127.0.0.3")])
+def test_a_worker_advertises_the_loopback_address_that_it_listens_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bind: str, host: str
+) -> None:
+    """Nothing listens on the address from which it reaches the broker."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    conf = settled(monkeypatch, tmp_path, web_bind=bind, broker="kafka://127.0.0.2:9092")
+    assert str(conf.canonical_url) == f"http://{host}:6070"
 
 
 def test_a_worker_without_pages_advertises_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

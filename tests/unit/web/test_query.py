@@ -73,6 +73,15 @@ def test_a_filter_that_cannot_be_read_is_refused_with_an_example(name: str, exam
     assert question_of({name: example}).wanted != LetterFilter()
 
 
+@pytest.mark.parametrize("text", ["0", "no", "false", "true", "11"])
+def test_a_yes_is_a_one(text: str) -> None:
+    """`marked=0` was taken for a yes."""
+    assert (question_of({"marked": "1"}).marked, question_of({"marked": ""}).marked) == (True, False)
+    with pytest.raises(PageError, match=f"marked='{text}'") as error:
+        question_of({"marked": text})
+    assert error.value.hint == "Expected 1, or no such parameter"
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "501", "1.5", "\u0662", "1e2", "9" * 40])
 def test_a_page_size_out_of_range_is_refused(text: str) -> None:
     """Bounded work for every request."""
