@@ -83,7 +83,7 @@ class Turn:
     @property
     def denied(self) -> bool:
         """Whether it is known that a topic of others refuses it."""
-        return any(isinstance(out, Publication) and out.destination.refusal is not None for out in self.publishes)
+        return any(isinstance(out, Publication) and out.destination.refuses(out.partition) for out in self.publishes)
 
     @property
     def commanded(self) -> bool:

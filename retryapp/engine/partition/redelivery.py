@@ -102,7 +102,7 @@ class Redelivery:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
         if not claim.runs or claim.reference is not None:
             return None
-        if self._problem is not None:
+        if self._problem(waiting.partition) is not None:
             return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)
@@ -127,7 +127,7 @@ class Redelivery:
             claim.changing = False
             if self._over():
                 return
-            self._note(refused=not committed)
+            self._note(copy, refused=not committed)
             self._await(row, offsets[0] + 1 if committed else 0)
             self.reach(self._read_to)  # it may have been read before the answer came
 
@@ -136,18 +136,16 @@ class Redelivery:
         self._submit(Turn(rows=rows, publishes=(copy,), on_settled=settled, spare=True))
         claim.changing = True
 
-    def _note(self, *, refused: bool) -> None:
+    def _note(self, copy: Publication, *, refused: bool) -> None:
         """Note what became of a copy, and say so where the main topic begins to refuse them."""
-        problem = self._problem if refused else None  # it counts from now on
+        problem = self._problem(copy.partition) if refused else None  # it counts from now on
         if refused and not self._refused:
             text = "%s refuses the copy of a record that is due again (%s): such records are delivered without one"
             logger.warning(text, self._main.topic, problem or "it is too large")
         self._refused = refused
 
-    @property
-    def _problem(self) -> str | None:
-        """Why the main topic takes no copy, as far as was found lately; None: it may take one."""
-        return self._main.problem if self._main.fresh(self._clock.monotonic_s()) else None
+    def _problem(self, partition: int) -> str | None:
+        return self._main.known_problem(partition, self._clock.monotonic_s())
 
 
 def passed(copy: Record) -> Turn:
