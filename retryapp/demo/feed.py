@@ -81,9 +81,12 @@ def main() -> None:
     while MAIN_TOPIC not in admin.list_topics(timeout=-1).topics:
         time.sleep(_TURN_S)
     feeder = Feeder(connection, chain.from_iterable(read_flights() for _ in repeat(None)), rate=TRICKLE_PER_S)
-    while True:
-        feeder.turn()
-        time.sleep(_TURN_S)
+    try:
+        while True:
+            feeder.turn()
+            time.sleep(_TURN_S)
+    except EnvironmentFault as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ class _Demo:
         pages = []
         for number, port in enumerate(free_ports(2), start=1):
             env = {
+                f"{PREFIX}GROUP": DEFAULT_GROUP,
                 f"{PREFIX}BROKER": self.broker.bootstrap,
                 f"{PREFIX}SERVICE_URL": url,
                 "RETRYAPP_DATADIR": str(run.folder / f"worker-{number}"),

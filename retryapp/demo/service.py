@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 import click
 from aiohttp import web
 
+from retryapp.core.errors import EnvironmentFault
 from retryapp.demo.data import Flight, fate_of, load_planes
 from retryapp.demo.settings import DEFAULT_PORT, OUTAGE_S
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, Visit, append_visit, wall_ms
@@ -198,8 +199,12 @@ async def _run(service: EnrichmentService, host: str, port: int) -> None:
 @click.option("--outage-after", type=click.IntRange(1), default=None, help="Outage from this request number on.")
 def main(*, host: str, port: int, log_path: Path, outage_after: int | None) -> None:
     """Serve flights with their planes, and fail as planned."""
+    try:
+        service = EnrichmentService(log_path, outage_after=outage_after)
+    except EnvironmentFault as error:
+        raise click.ClickException(str(error)) from error
     with suppress(KeyboardInterrupt):
-        asyncio.run(_run(EnrichmentService(log_path, outage_after=outage_after), host, port))
+        asyncio.run(_run(service, host, port))
 
 
 if __name__ == "__main__":

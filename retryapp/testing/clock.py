@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import threading
 from collections.abc import Callable
 from itertools import count
 
@@ -81,14 +82,34 @@ class VirtualClock(Clock):
         self._wall_ms += ms
 
     def drive(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-        """Have the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock; return what ends it."""
+        """Have the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock; return what ends it.
+
+        Raises:
+            RuntimeError: another clock drives the loop; this one would stop it.
+        """
         former = loop.time
-        loop.time = self.monotonic_s  # type: ignore[method-assign]
+        driver = getattr(former, "__self__", None)
+        if isinstance(driver, VirtualClock) and driver is not self:
+            raise RuntimeError("another partition's clock drives this event loop: give both the same clock=")
+        _set_time(loop, self.monotonic_s)
+        return lambda: _set_time(loop, former)
 
-        def end() -> None:
-            loop.time = former  # type: ignore[method-assign]
 
-        return end
+def only_time_wakes(loop: asyncio.AbstractEventLoop) -> bool:
+    """Tell whether nothing but its timers can wake a loop: there is no other thread, and no socket or pipe but its own.
+
+    False where the loop is not asyncio's own, and does not show it.
+    """
+    selector = getattr(loop, "_selector", None)
+    return selector is not None and len(selector.get_map()) == 1 and threading.active_count() == 1
+
+
+def _set_time(loop: asyncio.AbstractEventLoop, time: Callable[[], float]) -> None:
+    """Give a loop another time; its timers keep what they have left."""
+    moved_s = time() - loop.time()
+    loop.time = time  # type: ignore[method-assign]
+    for timer in getattr(loop, "_scheduled", ()):  # asyncio's own; other loops show none
+        timer._when += moved_s  # noqa: SLF001 - a timer cannot be moved otherwise
 
 
 class ScriptedRandom(Random):

@@ -29,7 +29,7 @@ class Script:
     """A handler that follows a list of steps, then calls `then` (the handler under test) if given.
 
     Steps, one for each attempt of a record: ``"fail"``, ``"hang"`` (until it is stopped), ``"reject"``, ``"later 90s"``
-    (asks for a wait), ``"ok"``, or an exception to raise::
+    (asks for a wait), ``"ok"``, or an exception to raise. It takes one record at a time: not with ``batch=``::
 
         charge = Script("fail", "hang", then=charge_card)
         async with MemoryPartition(charge, RetryPolicy("5m 1h", timeout="30s")) as orders:

@@ -79,6 +79,14 @@ def test_every_rule_has_its_words_and_cases() -> None:
     assert {check["alertname"] for check in checks if not check.get("exp_alerts")} == set(names)
 
 
+def test_a_quoted_command_with_a_filter_has_its_reason() -> None:
+    """Without `--why` it is refused."""
+    texts = " ".join(text for rule in RULES for text in rule["annotations"].values())
+    filtered = re.findall(r"'(retryapp dead (?:replay|discard|restore) [^']*--[^']*)'", texts)
+    assert filtered
+    assert all("--why" in command for command in filtered)
+
+
 def run_cases(promtool: Path, folder: Path, cases: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Have promtool evaluate the rules over the series of the cases; of the annotations it compares the summary."""
     files: list[str] = []

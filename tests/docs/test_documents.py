@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 from docs.commands import ROOT, assert_parses, blocks, load_tool, prose, subcommand
 
 from retryapp import Delivery
@@ -199,6 +200,13 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in {
             re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings
         }, target
+
+
+def test_no_service_of_kubernetes_sets_a_variable_of_ours() -> None:
+    """One named retryapp-web would be RETRYAPP_WEB_PORT, which no worker takes."""
+    examples = map(yaml.safe_load, blocks((ROOT / "docs" / "operating.md").read_text(), "yaml"))
+    (pod,) = (example["spec"] for example in examples if "spec" in example)
+    assert pod["enableServiceLinks"] is False
 
 
 def test_the_systemd_unit_agrees_with_the_settings() -> None:

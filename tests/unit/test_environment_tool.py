@@ -113,6 +113,39 @@ def test_a_changed_file_installs_again(tool: ModuleType, name: str) -> None:
     assert not any("venv" in command for command in tool.commands)
 
 
+def offline(command: list[str]) -> None:
+    """Fail at all that asks the package index."""
+    if "pip" in command:
+        raise subprocess.CalledProcessError(1, command)
+
+
+@pytest.mark.parametrize("profile", ["demo", "dev"])
+def test_what_cannot_be_installed_over_it_leaves_the_environment(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    """The second run had no stamp, so it cleared what had worked."""
+    tool.main(["demo"])
+    (tool.ROOT / "constraints.txt").write_text("changed")
+    works = tool._run
+    monkeypatch.setattr(tool, "_run", offline)
+    assert tool.main([profile]) == tool.main([profile]) == 3
+    monkeypatch.setattr(tool, "_run", works)
+    tool.commands.clear()
+    assert tool.main([profile]) == 0
+    assert tool.commands
+    assert not any("venv" in command for command in tool.commands)
+
+
+def test_a_demo_that_is_there_needs_no_package_index(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark cannot be fetched, and all the rest is installed."""
+    tool.main(["demo-without-report"])
+    monkeypatch.setattr(tool, "_run", offline)
+    assert tool.main(["demo"]) == tool.main(["demo-without-report"]) == 0
+    assert "there will be no report" in capsys.readouterr().err
+
+
 def test_another_python_makes_it_anew(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages are built for one Python."""
     tool.main(["demo"])

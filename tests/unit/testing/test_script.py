@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from retryapp import RetryPolicy, testing
-from retryapp.core.errors import InvalidDurationError
-from retryapp.engine.handler.handler import Delivery
+from retryapp import Batch, RetryPolicy, testing
+from retryapp.core.errors import InvalidDurationError, InvalidSettingError
+from retryapp.engine.handler.handler import Delivery, HandlerFunction
 from retryapp.testing import MemoryPartition, Script
 
 
@@ -124,15 +127,72 @@ def test_the_public_names_are_these() -> None:
     ]
 
 
-async def test_a_plain_function_has_some_real_time() -> None:
-    """Where virtual time ran on at once, it was timed out though it was done soon."""
-    seen: list[bytes] = []
+def slow(_value: bytes) -> None:
+    time.sleep(0.3)
 
-    def charge(value: bytes) -> None:
-        time.sleep(0.05)
-        seen.append(value)
 
-    async with MemoryPartition(charge, RetryPolicy("1s*3", timeout="600s")) as orders:
+async def slow_too(value: bytes) -> None:
+    await asyncio.to_thread(slow, value)
+
+
+@pytest.mark.parametrize("function", [slow, slow_too])
+async def test_what_takes_real_time_has_some(function: HandlerFunction) -> None:
+    """Virtual time went on, and it was timed out though it was done soon; a script that hung before takes none away."""
+    script = Script("hang", then=function)
+    async with MemoryPartition(script, RetryPolicy("1s", timeout="5s")) as orders:
         await orders.send(b"1")
         await orders.to_rest()
-        assert (seen, orders.dead_letters) == ([b"1"], [])
+    assert [seen.came_to for seen in script.calls] == ["stopped", "ok"]
+
+
+async def test_where_nothing_is_real_no_real_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that sleeps or hangs: there is no thread, and no socket."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # of other tests some may be left
+    monkeypatch.setattr("retryapp.testing.partition._REAL_LOOKS", 1_000_000)
+
+    async def sleep(_value: bytes) -> None:
+        await asyncio.sleep(20)
+
+    async with MemoryPartition(Script("hang", then=sleep), RetryPolicy("1s", timeout="30s")) as orders:
+        await orders.send(b"1")
+        assert await orders.to_rest() == 51_000
+
+
+async def test_a_script_takes_no_lists() -> None:
+    """It was called with one, and failed by an error of its own."""
+    with pytest.raises(InvalidSettingError, match="expected None: a Script takes one record at a time"):
+        MemoryPartition(Script("fail"), batch=Batch(10))
+
+
+async def test_timers_that_were_set_before_keep_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They came due, or did not, by how long the machine had been running."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
+    transport = MemoryPartition(Script()).transport
+    for _ in range(2):
+        async with asyncio.timeout(60) as bound, MemoryPartition(Script(), transport=transport) as orders:
+            await orders.advance(59_000)
+            assert not bound.expired()
+            with pytest.raises(asyncio.CancelledError):
+                await orders.advance(2_000)
+            assert bound.expired()
+
+
+async def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop stood still, and its transport belonged to it."""
+    loop, orders = asyncio.get_running_loop(), MemoryPartition(Script())
+    former = loop.time
+    monkeypatch.setattr(orders, "settle", Mock(side_effect=asyncio.CancelledError))
+    with pytest.raises(asyncio.CancelledError):
+        await orders.__aenter__()
+    assert loop.time == former
+    async with MemoryPartition(Script(), transport=orders.transport):
+        pass
+
+
+async def test_two_clocks_do_not_drive_one_event_loop() -> None:
+    """The outer partition stood still."""
+    async with MemoryPartition(Script("fail"), "5m") as orders:
+        with pytest.raises(RuntimeError, match="give both the same clock="):
+            await MemoryPartition(Script()).__aenter__()
+        await orders.send(b"1")
+        assert await orders.to_rest() == 300_000

@@ -126,7 +126,7 @@ async def test_a_handler_that_publishes_to_its_own_main_topic_without_end_is_nam
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It never ended."""
-    monkeypatch.setattr("retryapp.testing.partition.MOST_PUBLISHED", 500)
+    monkeypatch.setattr("retryapp.testing.endless.MOST_PUBLISHED", 500)
 
     async def again(value: bytes, delivery: Any) -> None:
         delivery.publish("orders", value)
@@ -135,6 +135,26 @@ async def test_a_handler_that_publishes_to_its_own_main_topic_without_end_is_nam
         await orders.send(b"order")
         with pytest.raises(AssertionError, match=r"the handler published 5\d\d records to its own main topic"):
             await orders.to_rest()
+
+
+@pytest.mark.parametrize("rule", [False, True])
+async def test_a_record_that_fails_without_end_is_named(monkeypatch: pytest.MonkeyPatch, rule: bool) -> None:
+    """It was delivered for a virtual year: three million times."""
+    monkeypatch.setattr("retryapp.testing.endless.MOST_FAILED", 200)
+    on = [retryable(ConnectionError, schedule="forever(10s)")] if rule else []
+    async with MemoryPartition(failing, RetryPolicy("1s" if rule else "forever(10s)", on=on), order="key") as orders:
+        await orders.send(b"order", key=b"key")
+        with pytest.raises(AssertionError, match=r"app/orders@\S+/0/0 failed 201 times, and its policy has no end"):
+            await orders.to_rest()
+
+
+async def test_a_record_that_fails_often_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a last attempt, but with a last day."""
+    monkeypatch.setattr("retryapp.testing.endless.MOST_FAILED", 200)
+    async with MemoryPartition(failing, "forever(10s); max_elapsed=1h", order="key") as orders:
+        await orders.send(b"order", key=b"key")
+        await orders.to_rest()
+        assert [letter.reason for letter in orders.dead_letters] == ["expired"]
 
 
 async def test_an_order_may_be_given_as_text() -> None:
