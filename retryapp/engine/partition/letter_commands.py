@@ -6,8 +6,8 @@ A letter is read from its topic, where it is whole; its table says where the new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from retryapp.core.values import value_type
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.lane.shared_letters import SharedLetters
+from retryapp.engine.lane.shared_letters import LettersUnknownError, SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.stops import BESIDE_ROW_BYTES
@@ -115,6 +115,15 @@ def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, o
 def appended_ms(record: Any) -> int:
     """Return the broker's time of a record, of the client's or of ours."""
     return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)
+
+
+@contextmanager
+def _known() -> Iterator[None]:
+    """Refuse a command whose letters cannot be looked up now."""
+    try:
+        yield
+    except LettersUnknownError as error:
+        raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
 
 
 def _age(letter: Letter) -> LetterAge:
@@ -197,10 +206,10 @@ class LetterCommands:
         if len(names) < _SEVERAL or not self._transport.letters_here:
             return
         left = _AHEAD_BYTES
-        for topic, table in self._transport.dead.items():
-            offsets = {newest[0] for newest in map(table.newest, names) if newest is not None}
+        for topic, keeper in self._transport.dead_keepers.items():
             tp = TopicPartition(topic, self._transport.place.partition)
             with suppress(Exception):  # then each is read alone, and its command told what is wrong
+                offsets = {newest[0] for newest in map(keeper.newest, names) if newest is not None}
                 letters = await self._transport.reader.records(tp, sorted(offsets), most_bytes=left)
                 self._ahead[tp] = dict(letters)
                 left -= sum(held_bytes(each.key, each.value, each.headers) for each in letters.values())
@@ -213,11 +222,19 @@ class LetterCommands:
         """
         if not self._transport.letters_here:
             raise RefusedError(Refusal.NOT_READY, _NOT_READY)
-        letter, mark = await self._newest(command, origin)
-        identity = identity_of(origin)
-        if await settled(identity):
+        with _known():
             letter, mark = await self._newest(command, origin)
-        return self._effect(command, letter, mark, identity)
+            identity = identity_of(origin)
+            if await settled(identity):
+                letter, mark = await self._newest(command, origin)
+            return self._effect(command, letter, mark, identity)
+
+    def look(self, letters: Iterable[Letter]) -> None:
+        """Look letters of a job up, before anything comes of one: where their table fails, `letters_here` says so."""
+        with suppress(LettersUnknownError):
+            for letter in letters:
+                for keeper in self._transport.dead_keepers.values():
+                    keeper.find(letter.failure_id)
 
     def of_job(self, command: Command, letter: Letter) -> Effect:
         """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
@@ -225,9 +242,13 @@ class LetterCommands:
         Raises:
             RefusedError: it is refused.
         """
+        with _known():
+            return self._of_job(command, letter)
+
+    def _of_job(self, command: Command, letter: Letter) -> Effect:
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        tables = self._transport.dead
+        tables = self._transport.dead_keepers
         found = {topic: each for topic in tables if (each := tables[topic].newest(letter.failure_id)) is not None}
         topic = letter.topic.topic
         if topic not in found:
@@ -289,8 +310,8 @@ class LetterCommands:
         if self._context.handler.topology.drop:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
         found: list[tuple[Letter, str | None]] = []
-        for topic, table in self._transport.dead.items():
-            if (newest := table.newest(command.failure_id)) is not None:
+        for topic, keeper in self._transport.dead_keepers.items():
+            if (newest := keeper.newest(command.failure_id)) is not None:
                 tp, (offset, mark) = TopicPartition(topic, self._transport.place.partition), newest
                 if (letter := await self._read(tp, offset)) is not None:
                     found.append((letter, mark))
@@ -311,12 +332,16 @@ class LetterCommands:
             found.extend(record for record in records if record.offset == offset)
             return True
 
+        end = None
         try:
             if not found:
-                await self._transport.reader.read(tp, offset, take)
+                end = await self._transport.reader.read(tp, offset, take)
         except Exception as fault:  # a fault of that topic is none of the lane's
             text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from fault
+        if not found and end is not None and end <= offset:
+            text = f"{tp.topic}[{tp.partition}] cannot be read up to its letter yet: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text)
         if not found or is_mark(tuple(found[0].headers)):
             return None
         raw = found[0]

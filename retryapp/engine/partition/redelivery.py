@@ -6,15 +6,17 @@
 3. A later session delivers a row with the note once the main topic is read up to where it ended when that session
    began: its copy was read by then, or is gone. It is not published again.
 
-What needs no run is not published, nor a first delivery, nor what the main topic may not take, or has already, as it
-waits by reference: that is delivered at once.
+What needs no run is not published, nor a first delivery, nor what the main topic does not take, or has already, as it
+waits by reference: that is delivered at once. While it is known that the main topic refuses copies, all are.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
 from retryapp.core.headers import decode_metadata
@@ -26,8 +28,9 @@ from retryapp.core.rows import as_sent
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, observed, settling
-from retryapp.ports import Event, PendingTable, Row
+from retryapp.ports import Clock, Event, PendingTable, Row
 
+logger = logging.getLogger(__name__)
 Rows = list[tuple[Claim, Record]]
 
 
@@ -38,28 +41,36 @@ class Redelivery:
         self,
         main: Destination,
         pending: PendingTable,
+        clock: Clock,
         *,
         start: int,
         end: int,
         deliver: Callable[[Rows], None],
         submit: Callable[[Turn], None],
+        over: Callable[[], bool],
     ) -> None:
         """Begin.
 
         Args:
             main: the main topic.
             pending: the table.
+            clock: tells how long a refusal counts.
             start: where the session begins on the main topic.
             end: where that ended when the lane opened.
             deliver: takes rows that are to be delivered now.
             submit: takes a turn of this session.
+            over: whether this session is over.
         """
         self._main = main
         self._pending = pending
+        self._clock = clock
         self._read_to = start
         self._end = end
         self._deliver = deliver
         self._submit = submit
+        self._over = over
+        self._refused = False
+        """The last copy that was tried was refused."""
         self._waiting: list[tuple[int, int, tuple[Claim, Record]]] = []
         """By the position of the main topic that they wait for; a heap."""
         self._numbers = count()
@@ -91,6 +102,8 @@ class Redelivery:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
         if not claim.runs or claim.reference is not None:
             return None
+        if self._problem(waiting.partition) is not None:
+            return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)
         except (DamagedMetadataError, NewerFormatError):
@@ -112,14 +125,27 @@ class Redelivery:
 
         def settled(committed: bool, offsets: tuple[int, ...]) -> None:
             claim.changing = False
-            if committed:
-                self._await(row, offsets[0] + 1)
-                self.reach(self._read_to)  # it may have been read before the answer came
+            if self._over():
+                return
+            self._note(copy, refused=not committed)
+            self._await(row, offsets[0] + 1 if committed else 0)
+            self.reach(self._read_to)  # it may have been read before the answer came
 
-        # without the claim, which lasts until the outcome
-        turn = Turn(rows=(Row(claim.identity, as_sent(value), tier or "?"),), publishes=(copy,), on_settled=settled)
-        self._submit(turn)
+        # without the claim, which lasts until the outcome; a copy that is refused is not made
+        rows = (Row(claim.identity, as_sent(value), tier or "?"),)
+        self._submit(Turn(rows=rows, publishes=(copy,), on_settled=settled, spare=True))
         claim.changing = True
+
+    def _note(self, copy: Publication, *, refused: bool) -> None:
+        """Note what became of a copy, and say so where the main topic begins to refuse them."""
+        problem = self._problem(copy.partition) if refused else None  # it counts from now on
+        if refused and not self._refused:
+            text = "%s refuses the copy of a record that is due again (%s): such records are delivered without one"
+            logger.warning(text, self._main.topic, problem or "it is too large")
+        self._refused = refused
+
+    def _problem(self, partition: int) -> str | None:
+        return self._main.known_problem(partition, self._clock.monotonic_s())
 
 
 def passed(copy: Record) -> Turn:
@@ -134,10 +160,12 @@ def begin_redelivery(
     *,
     deliver: Callable[[Rows], None],
     submit: Callable[[Turn], None],
+    over: Callable[[], bool],
 ) -> Redelivery | None:
     """Return what takes the due rows of a new session, if they come back through the main topic."""
     handler, pending = context.handler, transport.pending
     if not handler.through_main or handler.destinations is None or pending is None:
         return None
     main = handler.destinations.of(handler.main)
-    return Redelivery(main, pending, start=start, end=transport.main_end, deliver=deliver, submit=submit)
+    calls: Any = {"deliver": deliver, "submit": submit, "over": over}
+    return Redelivery(main, pending, context.clock, start=start, end=transport.main_end, **calls)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 import pytest
-from doubles import serving
+from doubles import Refusing, serving
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import InvalidSettingError
@@ -189,6 +189,45 @@ async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
         await orders.to_rest()
         assert copies(orders) == []
     assert len(script.calls) == 4
+
+
+async def test_what_the_main_topic_refuses_comes_at_once_and_closes_no_lane(caplog: pytest.LogCaptureFixture) -> None:
+    """One copy tells that it takes none; half a minute later another one, until it does again. Others run on."""
+    started: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        started.append(value)
+        if value == b"slow":
+            await asyncio.Event().wait()
+        if delivery.attempt == 1:
+            raise ValueError
+
+    values = [b"a%d" % n for n in range(20)]
+    async with serving(handle, "1s", *values, through_main=True, concurrency=2) as (orders, _):
+        refusing = Refusing(orders.transport, b"a")
+        refusing.topics = "orders"
+        await orders.send(b"slow")
+        await orders.advance(1_000)
+        assert len(refusing.tries) == 1
+        assert started[21:] == started[:20]
+        assert not orders.waiting
+        assert caplog.messages == [
+            "orders refuses the copy of a record that is due again (denied): such records are delivered without one"
+        ]
+        for tries in (0, 1):
+            refusing.tries.clear()
+            await orders.send(b"a again")
+            await orders.advance(300)  # it goes ahead of the slow one
+            await orders.advance(1_000)
+            assert len(refusing.tries) == tries
+            await orders.advance(30_000)
+        refusing.prefixes = ()
+        await orders.send(b"a again")
+        await orders.advance(300)
+        await orders.advance(1_000)
+        assert len(copies(orders)) == 1
+        assert (orders.lane.session, orders.lane.refusal, started.count(b"slow")) == (1, None, 1)
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("options", [{"order": Order.KEY}, {"order": Order.PARTITION}, {"by_reference": True}])
