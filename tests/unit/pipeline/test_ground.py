@@ -200,8 +200,9 @@ def test_a_broken_connection_is_javas_only_where_spark_has_it() -> None:
     java.shutdown_callback_server()
     reading, writing = os.pipe()
     os.close(reading)
-    with pytest.raises(BrokenPipeError), os.fdopen(writing, "w") as closed, failures_named("archive"):
-        print("{}", file=closed, flush=True)
+    with pytest.raises(BrokenPipeError), failures_named("archive"):
+        os.write(writing, b"{}")
+    os.close(writing)
 
 
 def test_other_failures_are_told_apart() -> None:
