@@ -92,9 +92,9 @@ class Destination:
             self.until_s, self.doubted = now_s + REFUSED_S, False
         return now_s < self.until_s and not self.doubted
 
-    def doubt(self) -> None:
-        """Have it checked before it is used again, unless its broker's refusal is known."""
-        if self.problem is None and not self.closed:
+    def doubt(self, partition: int) -> None:
+        """Have it checked before it is used again, unless it is known why this partition takes nothing."""
+        if self.problem is None and partition not in self.closed:
             self.doubted = True
 
     def refuse(self, problem: str, partition: int | None = None) -> None:

@@ -274,7 +274,7 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
     def settled(committed: bool, _offsets: tuple[int, ...]) -> None:
         if not committed:
             for publication in publications:
-                publication.destination.doubt()
+                publication.destination.doubt(publication.partition)
 
     return settled
 

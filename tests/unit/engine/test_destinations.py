@@ -164,12 +164,12 @@ def test_what_a_broker_refuses_outlives_the_doubt(doubted_first: bool) -> None:
     """In whichever order a batch and its transaction are told of: another look would find nothing wrong."""
     destination = Destination(OUT)
     destination.see(TopicLook(1), 0.0)
-    steps = [destination.doubt, lambda: destination.refuse("for no reason")]
+    steps = [lambda: destination.doubt(0), lambda: destination.refuse("for no reason")]
     for step in steps if doubted_first else reversed(steps):
         step()
     assert destination.fresh(1.0)
     assert destination.problem == "for no reason"
-    destination.doubt()
+    destination.doubt(0)
     assert destination.fresh(1.0)
     assert not destination.fresh(1.0 + REFUSED_S)
     destination.see(TopicLook(1), 40.0)
@@ -182,15 +182,17 @@ def test_a_partition_that_its_broker_refuses_closes_no_other() -> None:
     destination.see(TopicLook(3), 0.0)
     destination.refuse("it has no leader", 1)
     destination.refuse("too few copies", 2)
-    destination.doubt()
+    destination.doubt(1)
     assert destination.fresh(1.0)
     assert (destination.problem, destination.closed) == (None, {1: "it has no leader", 2: "too few copies"})
-    destination.doubt()
+    destination.doubt(1)
     assert destination.fresh(1.0), "of what it says now a look may know nothing"
     assert not destination.fresh(1.0 + REFUSED_S)
     destination.see(TopicLook(3, closed={1: "it has no leader"}), 40.0)
     assert destination.closed == {1: "it has no leader"}
     assert not destination.fresh(40.0 + PROBLEM_S), "it is looked at again soon"
+    destination.doubt(0)
+    assert not destination.fresh(40.0), "that another partition is closed says nothing of this one"
 
 
 KEYS = {partition_of(key, 3): key for key in (b"%d" % number for number in range(20))}  # one for each partition

@@ -165,7 +165,7 @@ async def test_a_partition_that_takes_nothing_is_noted(
     with pytest.raises((NoLeaderError, TooFewCopiesError), match=OUT):
         await sent.offsets()
     await told()
-    destination.doubt()
+    destination.doubt(1)
     assert destination.fresh(1.0)
     assert (destination.problem, destination.closed) == (None, {1: problem})
 
