@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, create_autospec
 
 import pytest
 
@@ -14,10 +16,13 @@ from retryapp.core.control import LetterMark, MarkKind, mark_of
 from retryapp.core.dead_index import IndexedLetter, hash_of
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.record import Origin, failure_id
-from retryapp.ports import DeadRow
+from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
+from retryapp.engine.lane.shared_letters import LettersUnknownError
+from retryapp.ports import DeadRow, TopicPartition, TopicReader
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryDeadLetterTable
+from retryapp.testing.clock import VirtualClock
 
 MakeDead = Callable[..., DeadRow]
 Rocks = RocksDeadLetterTable
@@ -371,3 +376,35 @@ def test_a_store_whose_counts_cannot_be_read_is_made_anew(tmp_path: Path, make_d
     table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
     assert (table.next_offset, table.count(), table.causes()) == (0, 0, [])
     table.close()
+
+
+@pytest.mark.parametrize(("fault", "read_from"), [("Too many open files", 3), ("Corruption: bad block", 0)])
+async def test_a_table_that_fails_is_opened_again_and_read_on(
+    tmp_path: Path, make_dead: MakeDead, fault: str, read_from: int
+) -> None:
+    """For want of open files nothing of it is lost: a rebuilt one would need as many, and read its whole topic."""
+    reader, clock, dlq = create_autospec(TopicReader, instance=True), VirtualClock(), TopicPartition(IDENTITY.topic, 0)
+    reader.bounds.return_value = {dlq: (0, 3)}
+    reader.read.return_value = 3
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table.write([make_dead(n, n) for n in range(3)], 3)
+    table.close()
+    keeper = DeadLetterKeeper(
+        "lane",
+        lambda: RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0),
+        dlq=dlq,
+        reader=reader,
+        clock=clock,
+    )
+    await asyncio.wait_for(keeper.known.wait(), 10)
+    assert isinstance(keeper.table, RocksDeadLetterTable)
+    keeper.table._store._db = Mock(wraps=keeper.table._store.db, **{"get.side_effect": Exception(fault)})
+    with pytest.raises(LettersUnknownError, match=fault):
+        keeper.find(name(1))
+    await asyncio.sleep(0)
+    clock.advance(5_000)
+    await asyncio.wait_for(keeper.known.wait(), 10)
+    assert [call.args[1] for call in reader.read.await_args_list] == [3, read_from]
+    assert at(keeper.find(name(1))) == (1 if read_from else None)
+    keeper.task.cancel()
+    keeper.table.close()

@@ -32,7 +32,8 @@ class DeadLetterKeeper:
     """Fills a dead-letter table from its topic and forgets what retention deletes, as long as the lane is open.
 
     Letters that the lane publishes meanwhile are written at once, but move `next_offset` only once the table is filled:
-    before, it would pass letters that are not read yet. A table that fails is dropped and filled again.
+    before, it would pass letters that are not read yet. A table that fails is opened and filled again;
+    it is deleted first, unless only open files were wanting.
 
     Where letters have a handler (`shared`), its lane writes marks, too: then only what is read moves `next_offset`.
     """
@@ -150,13 +151,15 @@ class DeadLetterKeeper:
 
     def _drop(self, fault: Exception) -> None:
         level = logging.DEBUG if self._faulty else logging.WARNING  # once until it is filled again
-        logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
+        logger.log(level, "The dead-letter table of lane %s failed, and will be filled again: %s", self._lane, fault)
         table, self.table, self._faulty = self.table, None, True
         self.filled = False
         self.known.clear()
         self._end = None
         self._marked.clear()
-        if table is not None:
+        if isinstance(fault, StoreBrokenError) and table is not None:
+            table.close()  # which deletes it if it is damaged: for want of open files it is not
+        elif table is not None:
             table.drop()
 
     async def _keep(self, wait_s: float) -> None:
