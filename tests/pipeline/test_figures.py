@@ -230,7 +230,7 @@ def test_what_the_checks_find(archive: Archive) -> Story:
     archive.failed(33, 1)
     archive.rows.append({**archive.rows[1]})
     archive.add("dlq", 0)
-    for kind in ("succeeded", "progress", "unheard"):
+    for kind in ("succeeded", "progress", "command", "unheard"):
         archive.add("events", 0, value=b'{"v":2,"kind":"%s"}' % kind.encode())
     tables = yield
     assert None not in [row["failure_id"] for row in tables.rows]
@@ -241,7 +241,7 @@ def test_what_the_checks_find(archive: Archive) -> Story:
     assert failing == {
         "records are there once": (1, True),
         "records can be read": (1, False),
-        "events are of a known version": (3, False),
+        "events are of a known version": (4, False),
         "journeys.reason is known": (1, True),
         "no attempt was early": (1, True),
         "no hand-off is there twice": (2, False),

@@ -127,7 +127,7 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
         place = asdict(parse_origin(event.origin)) if isinstance(event, Succeeded) else {}
     except RetryAppError:
         newer = newer_event(value or b"")
-        return NOTHING | {"kind": newer[0]} if newer else DAMAGED
+        return NOTHING | {"kind": f"newer-{newer[0]}"} if newer else DAMAGED
     facts = (event.model_dump() if isinstance(event, Succeeded | Progress) else {"kind": event.kind}) | place
     return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts}
 
@@ -176,7 +176,7 @@ def test_events_of_newer_workers_are_kept() -> None:
     values = [b'{"v":1,"kind":"unheard","x":2}', b'{"v":2,"kind":"policy"}', b'{"v":1,"kind":"policy"}', b"[]"]
     read = read_batch(pa.array(["events"] * 4), pa.array([[]] * 4, ARROW_HEADERS), pa.array(values)).to_pylist()
     assert [row["unreadable"] is None for row in read] == [True, True, False, False]
-    assert [row["kind"] for row in read] == ["unheard", "policy", None, None]
+    assert [row["kind"] for row in read] == ["newer-unheard", "newer-policy", None, None]
     nothing = read_batch(pa.nulls(0, pa.string()), pa.nulls(0, ARROW_HEADERS), pa.nulls(0, pa.binary()))
     assert nothing.to_pylist() == []
 

@@ -13,9 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.lifecycle import KINDS
-from retryapp.pipeline.analysis.journeys import STATIONS
-from retryapp.pipeline.analysis.reading import MARK
+from retryapp.pipeline.analysis.reading import NEWER
 from retryapp.pipeline.gaps import gap_text
 
 ERROR: Final = "error"
@@ -64,10 +62,7 @@ def of_readings(readings: DataFrame) -> list[Verdict]:
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
     read = _Check("records can be read", WARN, text, F.lit(True), (*place, "unreadable"))
-    is_unread, kind = F.col("said.unreadable").isNotNull(), F.col("said.kind")
-    is_known = kind.isin(*KINDS, *STATIONS) | kind.startswith(MARK)
-    is_empty = F.when(kind == "progress", F.col("said.to_offset").isNull())  # only the kind of a newer one is read
-    is_newer = ~is_known | is_empty.otherwise(kind.isin(*STATIONS) & F.col("said.failure_id").isNull())
+    is_unread, is_newer = F.col("said.unreadable").isNotNull(), F.col("said.kind").startswith(NEWER)
     times, unread, newer = F.count(F.lit(1)), F.count_if(is_unread), F.count_if(is_newer)
     places = readings.groupBy("life", *place).agg(  # with a text it would be a sort
         times.alias("times"), unread.alias("unread"), newer.alias("newer")

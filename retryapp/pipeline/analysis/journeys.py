@@ -50,7 +50,7 @@ def traces_of(readings: DataFrame) -> DataFrame:
     is_duplicate = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) == 0)
     kind = F.col("said.kind")
     is_mark = kind.startswith(MARK)
-    traces = readings.where((kind.isin(*STATIONS) & ~is_duplicate) | is_mark).where("said.failure_id IS NOT NULL")
+    traces = readings.where((kind.isin(*STATIONS) & ~is_duplicate) | is_mark)
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
     rank = F.array_position(F.array(*map(F.lit, STATIONS)), kind)
     rank = F.when(is_mark, F.col("found_offset") + len(STATIONS) + 1).otherwise(rank)

@@ -55,6 +55,8 @@ MARK: Final = "mark-"
 """What the kind of a mark of a dead letter begins with; ``MarkKind`` follows."""
 MOVED: Final = f"{MARK}moved"
 """A command that was obeyed: what waits is due at another time than its record on the retry topic says."""
+NEWER: Final = "newer-"
+"""What the kind of an event begins with of which a newer retryapp alone can read more than its kind, which follows."""
 _OF_TIMES: Final = frozenset({Verb.RETRY_NOW, Verb.RESCHEDULE, Verb.HOLD, Verb.RELEASE})
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
 BAD_MARK: Final = "it is a mark of a dead letter that cannot be read"
@@ -86,7 +88,7 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Said:
         return _read_event(value or b"") if station == EVENTS else _read_failure(station, headers, value)
     except RetryAppError as error:
         newer = newer_event(value or b"") if station == EVENTS else None
-        return (*_NOTHING[:-1], str(error)) if newer is None else (newer[0], *_NOTHING[1:])
+        return (*_NOTHING[:-1], str(error)) if newer is None else (f"{NEWER}{newer[0]}", *_NOTHING[1:])
 
 
 def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:

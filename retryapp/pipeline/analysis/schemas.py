@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 10  # of these tables and of the decoder; a result of another one does not stand
+ANALYSIS_VERSION: Final = 11  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -28,7 +28,8 @@ SAID: Final = struct(
 ``progress`` event the partition is that of its range.
 
 ``kind``: retry, dlq, that of an event (succeeded, progress, ...), or ``mark-`` and what became of a dead letter, or
-``moved`` where somebody gave what waits another due time. Null where it is ``unreadable``, which says why.
+``moved`` where somebody gave what waits another due time; ``newer-`` and the kind of an event of a newer retryapp, of
+which nothing else is read. Null where it is ``unreadable``, which says why.
 """
 
 READINGS: Final = table(
