@@ -105,10 +105,6 @@ class Destination:
         """Tell whether its brokers have just refused what was for a partition."""
         return None in self.refusals or partition in self.refusals
 
-    def known_problem(self, partition: int, now_s: float) -> str | None:
-        """Return why a partition takes nothing, as far as was found lately; None: it may take records."""
-        return (self.problem or self.closed.get(partition)) if self.fresh(now_s) else None
-
     def refuse_size(self, sizes: list[int]) -> None:
         """Store that its broker refuses a batch of records of these sizes (``record_size``)."""
         if len(sizes) > 1:

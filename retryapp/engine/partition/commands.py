@@ -121,6 +121,7 @@ class Commands:
             claimed=scheduler.claimed,
             runs_again=runs_again,
             remember=scheduler.remember,
+            forget=scheduler.forget,
         )
         self._jobs = Jobs(context, transport, self._letters, self._event)
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)

@@ -142,6 +142,7 @@ class LetterCommands:
         claimed: Collection[bytes],
         runs_again: Callable[[int], bool],
         remember: Callable[[bytes, bytes, PendingRow, RetryMetadata, Headers], None],
+        forget: Callable[[bytes], None],
     ) -> None:
         """Begin.
 
@@ -152,6 +153,7 @@ class LetterCommands:
             claimed: keys of the rows that are being delivered.
             runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             remember: takes a row that is written, as its bytes and decoded, and those of its headers that are not ours.
+            forget: has that row forgotten, by its identity: it is not written.
         """
         self._context = context
         self._base = context.handler.topology.dlq
@@ -160,6 +162,7 @@ class LetterCommands:
         self._claimed = claimed
         self._runs_again = runs_again
         self._remember = remember
+        self._forget = forget
         self._ahead: dict[TopicPartition, dict[int, Record]] = {}
         """Letters that were read for several commands."""
         self._until_s: float | None = None
@@ -300,7 +303,9 @@ class LetterCommands:
         return effect
 
     def drop(self, effects: Sequence[Effect]) -> None:
-        """Let the letters go of a step that is not taken."""
+        """Let the letters and rows go of a step that is not taken."""
+        for row in (row for effect in effects for row in effect.rows):
+            self._forget(row.identity)
         for out in (out for effect in effects for out in effect.publishes if isinstance(out, OutgoingMark)):
             if (shared := self._transport.shared.get(out.topic)) is not None:
                 shared.let_go((out.told.letter,))
@@ -332,14 +337,16 @@ class LetterCommands:
             found.extend(record for record in records if record.offset == offset)
             return True
 
-        end = None
+        early = False
         try:
             if not found:
                 end = await self._transport.reader.read(tp, offset, take)
+                # a topic that was cut or made again ends there, too, and its letter never comes
+                early = not found and end <= offset < await self._transport.reader.written_end(tp)
         except Exception as fault:  # a fault of that topic is none of the lane's
             text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from fault
-        if not found and end is not None and end <= offset:
+        if early:
             text = f"{tp.topic}[{tp.partition}] cannot be read up to its letter yet: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text)
         if not found or is_mark(tuple(found[0].headers)):

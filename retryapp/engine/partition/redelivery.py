@@ -7,18 +7,21 @@
    began: its copy was read by then, or is gone. It is not published again.
 
 What needs no run is not published, nor a first delivery, nor what the main topic does not take, or has already, as it
-waits by reference: that is delivered at once. While it is known that the main topic refuses copies, all are.
+waits by reference: that is delivered at once. While it is known that the main topic takes no copies, all are. What is
+not known is looked at before a copy: one for a partition without a leader would fail the lane.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from retryapp.core.errors import DamagedMetadataError, NewerFormatError
+from retryapp.core.errors import DamagedMetadataError, DestinationError, NewerFormatError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import restore
 from retryapp.core.publication import Destination, Publication
@@ -45,6 +48,7 @@ class Redelivery:
         *,
         start: int,
         end: int,
+        look: Callable[[Destination], Awaitable[None]],
         deliver: Callable[[Rows], None],
         submit: Callable[[Turn], None],
         over: Callable[[], bool],
@@ -54,9 +58,10 @@ class Redelivery:
         Args:
             main: the main topic.
             pending: the table.
-            clock: tells how long a refusal counts.
+            clock: tells how long what is known of the main topic counts.
             start: where the session begins on the main topic.
             end: where that ended when the lane opened.
+            look: looks at the main topic.
             deliver: takes rows that are to be delivered now.
             submit: takes a turn of this session.
             over: whether this session is over.
@@ -66,11 +71,15 @@ class Redelivery:
         self._clock = clock
         self._read_to = start
         self._end = end
+        self._look = look
         self._deliver = deliver
         self._submit = submit
         self._over = over
-        self._refused = False
-        """The last copy that was tried was refused."""
+        self._told = False
+        """It was said that the main topic takes no copies, and it has taken none since."""
+        self._unlooked: list[tuple[tuple[Claim, Record], Publication]] = []
+        """Rows and their copies, which wait for a look at the main topic."""
+        self._look_due = asyncio.Event()
         self._waiting: list[tuple[int, int, tuple[Claim, Record]]] = []
         """By the position of the main topic that they wait for; a heap."""
         self._numbers = count()
@@ -82,9 +91,26 @@ class Redelivery:
                 self._await(row, self._end)
             elif (copy := self._copy(*row)) is None:
                 self._await(row, 0)
+            elif self._main.fresh(self._clock.monotonic_s()):
+                self._send(row, copy)
             else:
-                self._publish(row, copy)
+                row[0].changing = True  # else a command could change the row, and the turn of the copy put it back
+                self._unlooked.append((row, copy))
+                self._look_due.set()
         self.reach(self._read_to)
+
+    async def run(self) -> None:
+        """Look at the main topic when copies wait for that, until the session is over."""
+        while True:
+            await self._look_due.wait()
+            with suppress(DestinationError):  # its problem is known now
+                await self._look(self._main)
+            self._look_due.clear()
+            looked, self._unlooked = self._unlooked, []
+            for row, copy in looked:
+                row[0].changing = False
+                self._send(row, copy)
+            self.reach(self._read_to)
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in, and deliver what has waited for them."""
@@ -102,8 +128,6 @@ class Redelivery:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
         if not claim.runs or claim.reference is not None:
             return None
-        if self._problem(waiting.partition) is not None:
-            return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)
         except (DamagedMetadataError, NewerFormatError):
@@ -114,8 +138,15 @@ class Redelivery:
         if shown.key is None and shown.value is None:  # the client sends no such record
             return None
         headers = copied(shown.headers, metadata)
-        copy = Publication(self._main.topic, waiting.partition, shown.key, shown.value, headers, self._main)
-        return copy if self._main.objection(copy.key, None, copy.size) is None else None
+        return Publication(self._main.topic, waiting.partition, shown.key, shown.value, headers, self._main)
+
+    def _send(self, row: tuple[Claim, Record], copy: Publication) -> None:
+        """Publish a copy, or deliver its row without it where the main topic does not take it."""
+        self._tell(copy.partition)
+        if self._problem(copy.partition) is None and self._main.objection(copy.key, None, copy.size) is None:
+            self._publish(row, copy)
+        else:
+            self._await(row, 0)
 
     def _publish(self, row: tuple[Claim, Record], copy: Publication) -> None:
         claim = row[0]
@@ -126,8 +157,14 @@ class Redelivery:
         def settled(committed: bool, offsets: tuple[int, ...]) -> None:
             claim.changing = False
             if self._over():
+                if not committed:
+                    self._main.doubt()  # it may be why the lane has failed
                 return
-            self._note(copy, refused=not committed)
+            if committed:
+                self._told = False
+            else:
+                self._main.fresh(self._clock.monotonic_s())  # what was refused there counts from now on
+                self._tell(copy.partition)
             self._await(row, offsets[0] + 1 if committed else 0)
             self.reach(self._read_to)  # it may have been read before the answer came
 
@@ -136,16 +173,15 @@ class Redelivery:
         self._submit(Turn(rows=rows, publishes=(copy,), on_settled=settled, spare=True))
         claim.changing = True
 
-    def _note(self, copy: Publication, *, refused: bool) -> None:
-        """Note what became of a copy, and say so where the main topic begins to refuse them."""
-        problem = self._problem(copy.partition) if refused else None  # it counts from now on
-        if refused and not self._refused:
-            text = "%s refuses the copy of a record that is due again (%s): such records are delivered without one"
-            logger.warning(text, self._main.topic, problem or "it is too large")
-        self._refused = refused
-
     def _problem(self, partition: int) -> str | None:
-        return self._main.known_problem(partition, self._clock.monotonic_s())
+        return self._main.problem or self._main.closed.get(partition)
+
+    def _tell(self, partition: int) -> None:
+        """Say that the main topic takes no copies, where that begins; one that is too large is no reason to."""
+        if (problem := self._problem(partition)) is not None and not self._told:
+            text = "%s[%s] takes no copies of records that are due again (%s): they are delivered without one"
+            logger.warning(text, self._main.topic, partition, problem)
+            self._told = True
 
 
 def passed(copy: Record) -> Turn:
@@ -167,5 +203,5 @@ def begin_redelivery(
     if not handler.through_main or handler.destinations is None or pending is None:
         return None
     main = handler.destinations.of(handler.main)
-    calls: Any = {"deliver": deliver, "submit": submit, "over": over}
+    calls: Any = {"look": handler.destinations.look, "deliver": deliver, "submit": submit, "over": over}
     return Redelivery(main, pending, context.clock, start=start, end=transport.main_end, **calls)

@@ -154,7 +154,7 @@ class Session:
         """Have its tasks run until it ends."""
         if self._context.letters is not None:
             self._context.letters.begin()
-        parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
+        parts = self.scheduler, self._recall, self._redelivery, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         kept = None if self.commands is None else self.commands.circuits
         telling = partial(tell, self._submit, self._context, self._main.partition, kept)

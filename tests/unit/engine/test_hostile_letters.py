@@ -194,9 +194,16 @@ async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch
         assert (part_of(orders).looked, part_of(orders).refused, failures(orders)) == (50, {}, [])
 
 
-async def test_a_letter_that_cannot_be_read_yet_is_not_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its table has it from its commit on; committed readers only once transactions before it have ended."""
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_letter_that_cannot_be_read_yet_is_not_called_gone(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has it from its commit on; committed readers only once transactions before it have ended.
+
+    Where the topic was cut before it, it is gone.
+    """
     read, behind = MemoryReader.read, [True]
+
+    async def ending(_self: MemoryReader, _tp: TopicPartition) -> int:
+        return 1
 
     async def reading(self: MemoryReader, tp: TopicPartition, start: int, *args: Any, **more: Any) -> int:
         return 1 if tp.topic == DLQ and behind else await read(self, tp, start, *args, **more)
@@ -208,6 +215,10 @@ async def test_a_letter_that_cannot_be_read_yet_is_not_called_gone(monkeypatch: 
             "not-ready",
             "app.orders.dlq[0] cannot be read up to its letter yet: send it again in a minute",
         )
+        if cut:
+            monkeypatch.setattr(MemoryReader, "written_end", ending)
+            assert (await orders.command("replay", 1))["refused"] == "no-letter"
+            return
         behind.clear()
         assert (await orders.command("replay", 1))["refused"] is None
 
@@ -263,6 +274,8 @@ async def test_a_table_that_cannot_be_read_is_made_anew_and_closes_no_lane(order
         break_table(orders.transport)
         await begin(orders)
         assert (part_of(orders).done < 50, orders.transport.letters_here) == (True, False)
+        assert orders.engine.session is not None
+        assert orders.engine.session.scheduler._fresh == {}
         await orders.send(b"50", key=b"k")
         assert service.calls[-1][0] == b"50"
         await orders.advance(6_000)
