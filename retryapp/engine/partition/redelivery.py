@@ -158,7 +158,7 @@ class Redelivery:
             claim.changing = False
             if self._over():
                 if not committed:
-                    self._main.doubt()  # it may be why the lane has failed
+                    self._main.doubt(copy.partition)  # it may be why the lane has failed
                 return
             if committed:
                 self._told = False
