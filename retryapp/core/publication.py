@@ -101,6 +101,10 @@ class Destination:
         """Store that its brokers refuse records for good, or those for one partition for now."""
         self.refusals[partition] = problem
 
+    def refuses(self, partition: int) -> bool:
+        """Tell whether its brokers have just refused what was for a partition."""
+        return None in self.refusals or partition in self.refusals
+
     def refuse_size(self, sizes: list[int]) -> None:
         """Store that its broker refuses a batch of records of these sizes (``record_size``)."""
         if len(sizes) > 1:

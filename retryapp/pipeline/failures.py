@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Final
 
 from retryapp.core.errors import RetryAppError
@@ -53,7 +54,15 @@ def failures_named(job: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
+        if isinstance(error, ConnectionError) and not _is_of_spark(error):
+            raise  # as where the reader of our output has gone
         raise named_failure(error, job=job) from error
+
+
+def _is_of_spark(error: ConnectionError) -> bool:
+    """Tell whether the connection to Java broke."""
+    names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith(("py4j.", "pyspark.")) for name in names)
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:

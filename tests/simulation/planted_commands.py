@@ -305,7 +305,7 @@ COMMANDS: Final = (
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_030),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_166),
-    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_058),
+    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_568),
     (
         "a gate is lost at a rebalance",
         ((Commands, "_close_gate", _in_memory), (Levels, "place", _placed_in_memory)),

@@ -36,7 +36,7 @@ def _unseen(_self: Unread, _identity: bytes) -> None:
     """A damaged row is found by its time alone."""
 
 
-def _no_stops(_table: Any) -> Iterator[bytes]:
+def _no_stops(*_: Any) -> Iterator[bytes]:
     """Rows that stop sequences and are damaged stop nothing."""
     return iter(())
 

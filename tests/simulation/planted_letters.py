@@ -141,7 +141,7 @@ _unpack = deliver.unpack
 
 def _of_what_is_there(self: SharedLetters, letter: int) -> bool:
     """A letter that retention has deleted is not marked."""
-    table: Any = None if self._keeper is None else self._keeper.table
+    table: Any = getattr(self._keeper, "table", None)
     return (table is None or letter in table.rows) and _may_mark(self, letter)
 
 
@@ -158,7 +158,7 @@ _to_record = LetterMark.to_record
 
 def _of_its_record(self: SharedLetters, letter: int) -> str | None:
     """A record that dies again needs no handler, as it had one before."""
-    table: Any = None if self._keeper is None else self._keeper.table
+    table: Any = getattr(self._keeper, "table", None)
     if table is not None and (row := table.rows.get(letter)) is not None:
         former = [at for at, each in table.rows.items() if at < letter and each.failure_id == row.failure_id]
         if any(table.mark_of(at) == MarkKind.HANDLED for at in former):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from retryapp.core.control import LetterMark, OutgoingMark, is_mark, mark_of
+from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import CommitLostError
 from retryapp.core.record import Record
-from retryapp.engine.lane.shared_letters import SharedLetters
+from retryapp.engine.lane.shared_letters import LettersUnknownError, SharedLetters
 from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _FORGET_S = 3600.0
 """How often the table forgets what retention has deleted from its topic."""
@@ -106,9 +108,42 @@ class DeadLetterKeeper:
             if not self.known.is_set():
                 self._marked.update(mark.letter for mark in marks)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
-            self._drop(exc)
-            self.task.cancel()
-            self.task = self._start(_REFILL_S)
+            self._fail(exc)
+
+    # -- what lanes ask ------------------------------------------------------------------------------------------
+
+    def find(self, failure_id: str) -> IndexedLetter | None:
+        """Ask the table, as `mark_of` does."""
+        return self._ask(lambda table: table.find(failure_id))
+
+    def newest(self, failure_id: str) -> tuple[int, str | None] | None:
+        """Ask the table, as `mark_of` does."""
+        return self._ask(lambda table: table.newest(failure_id))
+
+    def mark_of(self, letter: int) -> str | None:
+        """Ask the table.
+
+        Raises:
+            LettersUnknownError: it is not there, or has failed just now.
+        """
+        return self._ask(lambda table: table.mark_of(letter))
+
+    def _ask(self, question: Callable[[DeadLetterTable], _T]) -> _T:
+        if self.table is None:
+            raise LettersUnknownError(f"the dead-letter table of lane {self._lane} is being made anew")
+        try:
+            return question(self.table)
+        except Exception as exc:
+            self._fail(exc)
+            raise LettersUnknownError(f"the dead-letter table of lane {self._lane} has failed: {exc}") from exc
+
+    # -- what fails, and is read ---------------------------------------------------------------------------------
+
+    def _fail(self, fault: Exception) -> None:
+        """Have the table made anew a little later."""
+        self._drop(fault)
+        self.task.cancel()
+        self.task = self._start(_REFILL_S)
 
     def _start(self, wait_s: float = 0.0) -> asyncio.Task[None]:
         return asyncio.create_task(self._keep(wait_s), name=f"dead-{self._lane}")

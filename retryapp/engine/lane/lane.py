@@ -334,22 +334,25 @@ class Lane:
 
     async def _take_back(self, turns: list[Turn], refusal: HandOffRefusedError) -> None:
         """Hold back a turn that a topic refuses, if it was alone; else queue all again, to try fewer at once."""
-        first, alone = turns[0], len(turns) == 1
-        if alone and any(isinstance(out, Publication) and out.topic == refusal.topic for out in first.publishes):
+        alone, left, spare = len(turns) == 1, list[Turn](), list[Turn]()
+        for turn in turns:
+            (spare if turn.spare and (alone or turn.denied) else left).append(turn)
+        first = left[0] if alone and left else None
+        if first is not None and any(isinstance(o, Publication) and o.topic == refusal.topic for o in first.publishes):
             self._put_back(turns)
             raise refusal  # in the next session the attempt that publishes it fails
-        spare, told = alone and first.spare, first.refusal is not None
+        told = first is not None and first.refusal is not None
         self._most = max(1, len(turns) // 2)
-        if spare:
-            if first.on_settled is not None:
-                first.on_settled(False, ())
-        elif alone:
-            self._refused.hold(first, refusal)
+        for turn in spare:
+            if turn.on_settled is not None:
+                turn.on_settled(False, ())
+        if first is None:
+            self._put_back(left)
         else:
-            self._put_back(turns)
+            self._refused.hold(first, refusal)
         async with within(self._limits.open_s, "a new producer"):
             await self._transport.renew()
-        if alone and not told and not spare:
+        if first is not None and not told:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_EXPLAIN_S):
                     first.refusal = await self._transport.explain(refusal)
@@ -362,7 +365,7 @@ class Lane:
         self._wake.set()
 
     def _report_refused(self, event: Event, turn: Turn) -> None:
-        offset = turn.next_offset - 1 if turn.claim is None else parse_row_key(turn.claim).origin_offset
+        offset = turn.floor if turn.claim is None else parse_row_key(turn.claim).origin_offset
         error_type, message = type(turn.refusal).__name__, str(turn.refusal)
         self._report(event, topic=self._handler, offset=offset, error_type=error_type, message=message)
 

@@ -18,15 +18,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from retryapp.core.control import LetterMark, OutgoingMark, is_open
+from retryapp.core.errors import RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.ports import DeadLetterTable
+
+
+class LettersUnknownError(RetryAppError):
+    """The table of a partition's dead letters has failed, and is made anew."""
 
 
 class Keeper(Protocol):
     """Keeps the table of the partition: `engine.lane.dead_keeper`."""
 
     known: asyncio.Event
-    table: DeadLetterTable | None
+
+    def mark_of(self, letter: int) -> str | None:
+        """Return what became of a letter; None: nothing yet."""
 
     def take(self, marks: Sequence[LetterMark]) -> None:
         """Write marks that the lane of the letters' handler has committed."""
@@ -46,8 +52,8 @@ class SharedLetters:
         """Whether the lane of the letters' handler is open."""
         self._keeper: Keeper | None = None
         self._joined = asyncio.Event()
-        self._running: set[int] = set()
-        """Letters that the handler has begun, up to the commit of their outcome."""
+        self._running: dict[int, str | None] = {}
+        """Letters that the handler has begun, up to the commit of their outcome, and what became of them before."""
         self._changing: set[int] = set()
         """Letters that a command changes, up to the commit of its turn."""
         self._waiting: list[Callable[[], None]] = []
@@ -112,12 +118,19 @@ class SharedLetters:
         if self.waits(letter):
             self._waiting.append(begin)
             return False
-        self._running.add(letter)
+        self._running[letter] = self.mark_of(letter)
         return True
 
     def waits(self, letter: int | None = None) -> bool:
-        """Tell whether nothing may begin; of one letter, also whether a command changes it."""
-        return self._keeper is None or not self._keeper.known.is_set() or letter in self._changing
+        """Tell whether nothing may begin; of one letter, also whether a command changes it, or its table fails."""
+        if self._keeper is None or not self._keeper.known.is_set() or letter in self._changing:
+            return True
+        try:
+            if letter is not None:
+                self.mark_of(letter)
+        except LettersUnknownError:
+            return True
+        return False
 
     async def known(self, letter: int | None = None) -> None:
         """Wait while `waits`."""
@@ -131,22 +144,28 @@ class SharedLetters:
         if letter not in self._running:
             if self.waits(letter) or not is_open(self.mark_of(letter)):
                 return False
-            self._running.add(letter)
+            self._running[letter] = None
         return True
 
     def mark_of(self, letter: int) -> str | None:
-        """Return what became of a letter; None: nothing yet."""
-        table = None if self._keeper is None else self._keeper.table
-        return None if table is None else table.mark_of(letter)
+        """Return what became of a letter; None: nothing yet.
+
+        Raises:
+            LettersUnknownError: its table has failed.
+        """
+        if letter in self._running:
+            return self._running[letter]
+        return None if self._keeper is None else self._keeper.mark_of(letter)
 
     def ended(self, letter: int, publishes: Sequence[Outgoing]) -> None:
         """Let a letter go whose run has ended, unless its turn has a mark."""
         if not any(isinstance(out, OutgoingMark) for out in publishes):
-            self._running.discard(letter)
+            self._running.pop(letter, None)
 
     def committed(self, publishes: Iterable[Outgoing]) -> None:
         """Take the marks that a turn has committed."""
         if marks := [out.told for out in publishes if isinstance(out, OutgoingMark)]:
             if self._keeper is not None:
                 self._keeper.take(marks)
-            self._running.difference_update(mark.letter for mark in marks)
+            for mark in marks:
+                self._running.pop(mark.letter, None)

@@ -125,7 +125,7 @@ class LaneProtocol(ABC):
     _doubted: bool = False
     main_lost: bool = False
     """The main topic had no offset any more at which it was read: the next opening asks whether it was made again."""
-    _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
+    dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
     """By dead-letter topic."""
     _released: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while it has all of them."""
@@ -318,30 +318,30 @@ class LaneProtocol(ABC):
     @property
     def dead(self) -> Mapping[str, DeadLetterTable]:
         """The dead letters by topic, of those that have a table now."""
-        keepers = dict(self._dead_keepers)  # pages ask in a thread
+        keepers = dict(self.dead_keepers)  # pages ask in a thread
         return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
 
     @property
     def letters_counted(self) -> bool:
         """Whether the tables of dead letters have been filled since they opened; what came since may lack."""
-        return self._released.is_set() and all(keeper.filled for keeper in [*self._dead_keepers.values()])
+        return self._released.is_set() and all(keeper.filled for keeper in [*self.dead_keepers.values()])
 
     @property
     def letters_here(self) -> bool:
         """Whether the tables of dead letters have all that their topics have."""
-        return self._released.is_set() and all(keeper.known.is_set() for keeper in self._dead_keepers.values())
+        return self._released.is_set() and all(keeper.known.is_set() for keeper in self.dead_keepers.values())
 
     async def letters_known(self) -> None:
         """Wait until the tables of dead letters have all that their topics have."""
         await self._released.wait()
-        for keeper in self._dead_keepers.values():
+        for keeper in self.dead_keepers.values():
             await keeper.known.wait()
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
         for dlq in self.place.dlqs:
-            self._dead_keepers[dlq.topic] = DeadLetterKeeper(
+            self.dead_keepers[dlq.topic] = DeadLetterKeeper(
                 self.place.name, partial(self.open_dead, dlq), dlq=dlq, reader=self.reader, clock=self.clock,
                 shared=self.shared.get(dlq.topic),
             )  # fmt: skip
@@ -461,14 +461,14 @@ class LaneProtocol(ABC):
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """Write a committed batch to the local tables. After any error they cannot be trusted."""
-        if self.pending is None or len(self._dead_keepers) < len(self.place.dlqs):
+        if self.pending is None or len(self.dead_keepers) < len(self.place.dlqs):
             raise RuntimeError(f"lane {self.place.name} has no local store")
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
             self.pending.write(batch.rows, receipt.changelog_offset)
-        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt).items():
-            self._dead_keepers[topic].write(dead)
+        for topic, dead in dead_rows(self.dead_keepers.keys(), batch, receipt).items():
+            self.dead_keepers[topic].write(dead)
         if self.seen is not None and self.place.seen is not None:
             apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())
         self._doubted = False
@@ -476,7 +476,7 @@ class LaneProtocol(ABC):
     async def close(self) -> None:
         """Close producer and tables; never raises. A table that failed during a write is dropped."""
         tables, self.pending, self.seen = (self.pending, *self.dead.values(), self.seen), None, None
-        keepers, self._dead_keepers = self._dead_keepers, {}
+        keepers, self.dead_keepers = self.dead_keepers, {}
         self._released.clear()
         ends: set[asyncio.Task[None]] = set()
         for topic, keeper in keepers.items():

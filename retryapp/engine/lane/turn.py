@@ -14,6 +14,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import LifecycleEvent
 from retryapp.core.marks import Tally, parse_mark
+from retryapp.core.publication import Publication
 from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
@@ -78,6 +79,11 @@ class Turn:
         sent = self.publishes and not self.patient
         told = self.note is not None or self.rows_note is not None or self.commanded
         return bool(sent or self.rows or told or self.hurried)
+
+    @property
+    def denied(self) -> bool:
+        """Whether it is known that a topic of others refuses it."""
+        return any(isinstance(out, Publication) and out.destination.refuses(out.partition) for out in self.publishes)
 
     @property
     def commanded(self) -> bool:

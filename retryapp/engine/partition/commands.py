@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from retryapp.core.control import (
@@ -86,6 +87,7 @@ class Commands:
         runs_again: Callable[[int], bool],
         recall: Recall,
         applied_to: Callable[[], int],
+        read_to: Callable[[], int],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -99,6 +101,7 @@ class Commands:
             runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             recall: returns rows that wait by reference as copies.
             applied_to: the offset of the main topic before which what became of all records is in the tables.
+            read_to: that before which records may have been delivered, here or in former sessions.
         """
         self._context = context
         self._transport = transport
@@ -118,11 +121,21 @@ class Commands:
             claimed=scheduler.claimed,
             runs_again=runs_again,
             remember=scheduler.remember,
+            forget=scheduler.forget,
         )
         self._jobs = Jobs(context, transport, self._letters, self._event)
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
-        self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
+        self._releases = Releases(
+            context,
+            transport,
+            self._jobs.steering,
+            scheduler.claimed,
+            applied_to=applied_to,
+            read_to=read_to,
+            runs_again=runs_again,
+            unwritten=recall.unwritten,
+        )
         self.circuits = KeptCircuits(context, transport.place.main, self._jobs.steering)
         self.levels = Levels(  # behind the circuits: they may be forced open
             context,
@@ -130,7 +143,7 @@ class Commands:
             self._jobs.steering,
             self._event,
             sent_to=lambda: self.queue.end,
-            lost=lambda: lost_stops(self._table),
+            lost=lambda: lost_stops(self._table, () if sequences is None else sequences.lost),
         )
 
     @property
@@ -158,8 +171,7 @@ class Commands:
             if self.queue.put_off or not are_bad or self._unsettled >= MOST_UNSETTLED:
                 await self._settle()
             self._unsettled += len(some)
-            while self.queue.put_off and self._letters.may_obey():
-                await self._obey(*self.queue.put_off.popleft())
+            await self._obey_put_off()
             refused: list[tuple[Any, RefusedError]] = []
             for number, (record, command) in enumerate(some):
                 if number % LETTERS_AHEAD == 0:
@@ -176,9 +188,20 @@ class Commands:
                 await self._step()
             await asyncio.sleep(0)
 
+    async def _obey_put_off(self) -> None:
+        """Obey commands that have waited until all letters are known: some, as others may have come since."""
+        for _ in range(MOST_AT_ONCE // LETTERS_AHEAD):
+            some = [command for _, command in islice(self.queue.put_off, LETTERS_AHEAD)]
+            await self._letters.read_ahead(some)
+            for _ in some:
+                if not self._letters.may_obey():
+                    return
+                await self._obey(*self.queue.put_off.popleft())
+
     def _waits(self, command: AnyCommand) -> bool:
-        """Tell whether a command waits until all letters are known."""
-        return isinstance(command, Command) and command.verb in OF_LETTERS and not self._letters.may_obey()
+        """Tell whether a command waits until all letters are known, or behind one that has."""
+        of_letter = isinstance(command, Command) and command.verb in OF_LETTERS
+        return of_letter and (bool(self.queue.put_off) or not self._letters.may_obey())
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""

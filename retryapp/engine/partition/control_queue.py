@@ -105,7 +105,8 @@ class ControlQueue:
 
     def take(self, limit: int) -> list[tuple[Any, AnyCommand | RefusedError]]:
         """Take the oldest records, each with the command that it is, or why it is none for this partition."""
-        count = min(limit, len(self._records)) if self.more else 0
+        may_pass = max(1, MOST_AHEAD - len(self._ahead))  # if the first one is put off
+        count = min(limit, may_pass, len(self._records)) if self.more else 0
         return [(record, self._decode(record)) for record in [self._records.popleft() for _ in range(count)]]
 
     def _decode(self, record: Any) -> AnyCommand | RefusedError:

@@ -368,9 +368,14 @@ class Jobs:
         effects, taken = list[Effect](), set[str]()
         await self._context.rounds.turn(self)
         command = Command(id=part.job, verb=order.verb, failure_id="?", by=part.by, why=part.why, force=order.force)
+        ordered = self._context.handler.order is not Order.NONE
+        if ordered:
+            self._letters.look(letters)
         for letter in letters:
-            if self._context.handler.order is Order.NONE:
+            if not ordered:
                 await self._context.rounds.turn(self)
+            if not self._transport.letters_here:
+                break  # a sequence would have a record that does not come back: the step is not taken
             name = letter.failure_id
             if name in taken:  # its tables do not have what this turn does
                 self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)

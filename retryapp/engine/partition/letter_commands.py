@@ -6,8 +6,8 @@ A letter is read from its topic, where it is whole; its table says where the new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from retryapp.core.values import value_type
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.lane.shared_letters import SharedLetters
+from retryapp.engine.lane.shared_letters import LettersUnknownError, SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.stops import BESIDE_ROW_BYTES
@@ -117,6 +117,15 @@ def appended_ms(record: Any) -> int:
     return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)
 
 
+@contextmanager
+def _known() -> Iterator[None]:
+    """Refuse a command whose letters cannot be looked up now."""
+    try:
+        yield
+    except LettersUnknownError as error:
+        raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
+
+
 def _age(letter: Letter) -> LetterAge:
     return LetterAge(letter.record.timestamp_ms, letter.metadata.reason, letter.metadata.replays)
 
@@ -133,6 +142,7 @@ class LetterCommands:
         claimed: Collection[bytes],
         runs_again: Callable[[int], bool],
         remember: Callable[[bytes, bytes, PendingRow, RetryMetadata, Headers], None],
+        forget: Callable[[bytes], None],
     ) -> None:
         """Begin.
 
@@ -143,6 +153,7 @@ class LetterCommands:
             claimed: keys of the rows that are being delivered.
             runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             remember: takes a row that is written, as its bytes and decoded, and those of its headers that are not ours.
+            forget: has that row forgotten, by its identity: it is not written.
         """
         self._context = context
         self._base = context.handler.topology.dlq
@@ -151,6 +162,7 @@ class LetterCommands:
         self._claimed = claimed
         self._runs_again = runs_again
         self._remember = remember
+        self._forget = forget
         self._ahead: dict[TopicPartition, dict[int, Record]] = {}
         """Letters that were read for several commands."""
         self._until_s: float | None = None
@@ -197,10 +209,10 @@ class LetterCommands:
         if len(names) < _SEVERAL or not self._transport.letters_here:
             return
         left = _AHEAD_BYTES
-        for topic, table in self._transport.dead.items():
-            offsets = {newest[0] for newest in map(table.newest, names) if newest is not None}
+        for topic, keeper in self._transport.dead_keepers.items():
             tp = TopicPartition(topic, self._transport.place.partition)
             with suppress(Exception):  # then each is read alone, and its command told what is wrong
+                offsets = {newest[0] for newest in map(keeper.newest, names) if newest is not None}
                 letters = await self._transport.reader.records(tp, sorted(offsets), most_bytes=left)
                 self._ahead[tp] = dict(letters)
                 left -= sum(held_bytes(each.key, each.value, each.headers) for each in letters.values())
@@ -213,11 +225,19 @@ class LetterCommands:
         """
         if not self._transport.letters_here:
             raise RefusedError(Refusal.NOT_READY, _NOT_READY)
-        letter, mark = await self._newest(command, origin)
-        identity = identity_of(origin)
-        if await settled(identity):
+        with _known():
             letter, mark = await self._newest(command, origin)
-        return self._effect(command, letter, mark, identity)
+            identity = identity_of(origin)
+            if await settled(identity):
+                letter, mark = await self._newest(command, origin)
+            return self._effect(command, letter, mark, identity)
+
+    def look(self, letters: Iterable[Letter]) -> None:
+        """Look letters of a job up, before anything comes of one: where their table fails, `letters_here` says so."""
+        with suppress(LettersUnknownError):
+            for letter in letters:
+                for keeper in self._transport.dead_keepers.values():
+                    keeper.find(letter.failure_id)
 
     def of_job(self, command: Command, letter: Letter) -> Effect:
         """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
@@ -225,9 +245,13 @@ class LetterCommands:
         Raises:
             RefusedError: it is refused.
         """
+        with _known():
+            return self._of_job(command, letter)
+
+    def _of_job(self, command: Command, letter: Letter) -> Effect:
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        tables = self._transport.dead
+        tables = self._transport.dead_keepers
         found = {topic: each for topic in tables if (each := tables[topic].newest(letter.failure_id)) is not None}
         topic = letter.topic.topic
         if topic not in found:
@@ -279,7 +303,9 @@ class LetterCommands:
         return effect
 
     def drop(self, effects: Sequence[Effect]) -> None:
-        """Let the letters go of a step that is not taken."""
+        """Let the letters and rows go of a step that is not taken."""
+        for row in (row for effect in effects for row in effect.rows):
+            self._forget(row.identity)
         for out in (out for effect in effects for out in effect.publishes if isinstance(out, OutgoingMark)):
             if (shared := self._transport.shared.get(out.topic)) is not None:
                 shared.let_go((out.told.letter,))
@@ -289,8 +315,8 @@ class LetterCommands:
         if self._context.handler.topology.drop:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
         found: list[tuple[Letter, str | None]] = []
-        for topic, table in self._transport.dead.items():
-            if (newest := table.newest(command.failure_id)) is not None:
+        for topic, keeper in self._transport.dead_keepers.items():
+            if (newest := keeper.newest(command.failure_id)) is not None:
                 tp, (offset, mark) = TopicPartition(topic, self._transport.place.partition), newest
                 if (letter := await self._read(tp, offset)) is not None:
                     found.append((letter, mark))
@@ -311,12 +337,18 @@ class LetterCommands:
             found.extend(record for record in records if record.offset == offset)
             return True
 
+        early = False
         try:
             if not found:
-                await self._transport.reader.read(tp, offset, take)
+                end = await self._transport.reader.read(tp, offset, take)
+                # a topic that was cut or made again ends there, too, and its letter never comes
+                early = not found and end <= offset < await self._transport.reader.written_end(tp)
         except Exception as fault:  # a fault of that topic is none of the lane's
             text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from fault
+        if early:
+            text = f"{tp.topic}[{tp.partition}] cannot be read up to its letter yet: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text)
         if not found or is_mark(tuple(found[0].headers)):
             return None
         raw = found[0]

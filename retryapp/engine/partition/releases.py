@@ -33,7 +33,11 @@ class Releases:
         transport: LaneProtocol,
         steering: Steering,
         claimed: Collection[bytes],
+        *,
         applied_to: Callable[[], int],
+        read_to: Callable[[], int],
+        runs_again: Callable[[int], bool],
+        unwritten: Collection[bytes],
     ) -> None:
         """Begin.
 
@@ -43,12 +47,18 @@ class Releases:
             steering: what the partition remembers.
             claimed: keys of the rows that are being delivered or changed.
             applied_to: the offset of the main topic before which what became of all records is in the tables.
+            read_to: that before which records may have been delivered, here or in former sessions.
+            runs_again: whether a record may come as a first delivery, or what that came to is not on its way.
+            unwritten: identities of records whose first delivery has ended with a row that is not in the table yet.
         """
         self._context = context
         self._transport = transport
         self._steering = steering
         self._claimed = claimed
         self._applied_to = applied_to
+        self._read_to = read_to
+        self._runs_again = runs_again
+        self._unwritten = unwritten
         self._looked_to = 0
         """What that was at the last look."""
 
@@ -69,13 +79,15 @@ class Releases:
         return Effect(text, after="released", steered=True)
 
     def _goes_on(self, origin: Origin) -> bool:
-        """Tell whether a record without a row may be one whose first delivery has not ended."""
-        return origin.topic_id == self._context.topic_id and origin.offset >= self._applied_to()
+        """Tell whether a record without a row may still be in its first delivery, or is to have one from that."""
+        if origin.topic_id != self._context.topic_id or origin.offset >= self._read_to():
+            return False
+        return self._runs_again(origin.offset) or identity_of(origin) in self._unwritten
 
     def concern(self, turns: Sequence[Turn]) -> bool:
         """Tell whether turns that are in the tables may have ended the delivery of a record that was released before.
 
-        A first delivery that its handler is done with has no row: the offset passes it.
+        A first delivery that its handler is done with has no row: the offset passes it, or its note names it.
         """
         before, self._looked_to = self._looked_to, self._applied_to()
         if not self._steering.releases:
@@ -83,6 +95,7 @@ class Releases:
         offsets = set[int]().union(*self._steering.releases.values())
         rows = (row for turn in turns for row in turn.rows)
         passed = any(before <= offset < self._looked_to for offset in offsets)
+        passed = passed or any(offset in offsets for turn in turns for offset in turn.beyond or ())
         return passed or any(origin_offset(row.identity) in offsets for row in rows)
 
     def obey(self) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:

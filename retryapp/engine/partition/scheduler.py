@@ -148,7 +148,7 @@ class Scheduler:
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
         """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
-        self._fresh.pop(identity, None)
+        self.forget(identity)
         self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size, changing=True)
         self.claimed_bytes += size
 
@@ -159,6 +159,10 @@ class Scheduler:
         """
         if len(raw) <= FRESH_BYTES and len(self._fresh) < MOST_FRESH:
             self._fresh[identity] = raw, row, metadata, others
+
+    def forget(self, identity: bytes) -> None:
+        """Let go what `remember` took: its row is not written."""
+        self._fresh.pop(identity, None)
 
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""

@@ -38,7 +38,7 @@ from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.line import Line, up_to
-from retryapp.engine.partition.stops import BESIDE_ROW_BYTES, stop
+from retryapp.engine.partition.stops import BESIDE_ROW_BYTES, in_place_of_stop, stop
 from retryapp.engine.partition.unread import Unread
 from retryapp.ports import Event, PendingTable, Row
 
@@ -108,6 +108,8 @@ class Sequences:
         self._owed: dict[int, bytes] = {}
         """Heads that have ended before a row of their sequence, and may not be in the lane yet, by offset."""
         self._unread = Unread()
+        self.lost: list[bytes] = []
+        """Rows that stop sequences and cannot be read, by identity: those of the session's begin, rising."""
 
     def name(self, key: bytes | None) -> bytes | None:
         """Return the sequence of a record with this key; None: it has none."""
@@ -123,7 +125,7 @@ class Sequences:
         while rows := table.page(after, _LOAD_ROWS):
             for key, value in rows:
                 if self._holding.stops or not is_stopped(value):
-                    self._learn(key[IDENTITY_AT:], value)
+                    self._learn(key, value)
             after = rows[-1][0]
             await asyncio.sleep(0)
         for line in self._lines.values():
@@ -133,15 +135,17 @@ class Sequences:
         self._caps.parked.update(in_order)
         self._early.sort(reverse=True)
 
-    def _learn(self, identity: bytes, value: bytes) -> None:
+    def _learn(self, key: bytes, value: bytes) -> None:
         """Take a row that an earlier session has left."""
-        time = None
+        identity, time = key[IDENTITY_AT:], None
         try:
             name = self.name(decode_row(value).key)
             time = row_header(value, _TIME)
         except (DamagedRowError, NewerRowError):
             name = None if self.by_key else b""
-            if self.by_key and not is_stopped(value):  # of a stop there is a dead letter already (`stops.lost_stops`)
+            if in_place_of_stop(key):
+                self.lost.append(identity)
+            if self.by_key and not is_stopped(value):  # of a stop there is a dead letter already
                 self._unread.add(identity)
         if name is not None:
             self._lines.setdefault(name, Line()).rows.append(identity)

@@ -121,7 +121,7 @@ class Session:
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
-        calls = {"deliver": self._recall.take, "submit": self._submit}
+        calls = {"deliver": self._recall.take, "submit": self._submit, "over": lambda: self.over}
         self._redelivery = begin_redelivery(context, transport, start, **calls)
         take = self._recall.take if self._redelivery is None else self._redelivery.take
         facts = context, main.partition, transport.pending, take, self.sequences, wanted, commanded
@@ -137,6 +137,7 @@ class Session:
                 busy=lambda: lane.busy,
                 runs_again=self._runs_again,
                 applied_to=lambda: self._applied_to,
+                read_to=lambda: max(self._read_to, transport.main_end),
                 recall=self._recall,
             )
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
@@ -153,7 +154,7 @@ class Session:
         """Have its tasks run until it ends."""
         if self._context.letters is not None:
             self._context.letters.begin()
-        parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
+        parts = self.scheduler, self._recall, self._redelivery, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         kept = None if self.commands is None else self.commands.circuits
         telling = partial(tell, self._submit, self._context, self._main.partition, kept)

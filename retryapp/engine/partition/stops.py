@@ -9,7 +9,7 @@ stops nothing: somebody has decided.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError, RecordEr
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import to_stopped_row
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
-from retryapp.core.row_keys import BEFORE_STOPPED, HELD_ROWS, IDENTITY_AT
+from retryapp.core.row_keys import BEFORE_STOPPED, HELD_ROWS
 from retryapp.core.rows import PendingRow, decode_row, encode_row, is_stopped
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.turn import Turn, observed
@@ -52,18 +52,26 @@ def stop(run: Run, turn: Turn) -> None:
 def _rows(table: PendingTable) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows in the place of those that stop sequences, as they are."""
     after = BEFORE_STOPPED
-    while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
+    while rows := [row for row in table.page(after, _PAGE) if in_place_of_stop(row[0])]:
         yield from rows
         after = rows[-1][0]
 
 
-def lost_stops(table: PendingTable) -> Iterator[bytes]:
-    """Yield the identities of rows that stop sequences and are damaged: which sequences is not known."""
-    for key, value in _rows(table):
+def in_place_of_stop(key: bytes) -> bool:
+    """Tell whether a row is in the place of those that stop sequences."""
+    return BEFORE_STOPPED < key < HELD_ROWS
+
+
+def lost_stops(table: PendingTable, found: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield those of damaged rows, by identity, that stop sequences still: which sequences is not known."""
+    for identity in found:
+        key = table.find(identity)
+        if key is None or not in_place_of_stop(key):
+            continue
         try:
-            decode_row(value)
+            decode_row(table.get(key) or b"")
         except DamagedRowError:
-            yield key[IDENTITY_AT:]
+            yield identity
 
 
 def stopped_rows(table: PendingTable) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:

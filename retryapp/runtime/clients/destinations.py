@@ -72,12 +72,16 @@ def _problem(description: Any) -> str | None:
 
 
 def _closed(description: Any, least: int) -> dict[int, str]:
-    """Return the partitions that take no records now, and why; `least`: the topic's min.insync.replicas."""
+    """Return the partitions that take no records now, and why; `least`: the topic's min.insync.replicas.
+
+    Since Kafka 3.7 brokers ask for no more copies than there are replicas. What an older one refuses closes a partition
+    then (`Destination.refuse`).
+    """
     closed = {}
     for partition in description.partitions:
         copies = len(partition.isr)
         if partition.leader is None or partition.leader.id < 0:
             closed[partition.id] = "it has no leader"
-        elif copies < least:
+        elif copies < min(least, len(partition.replicas)):
             closed[partition.id] = f"copies in sync: {copies}, min.insync.replicas: {least}"
     return closed

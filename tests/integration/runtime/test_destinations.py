@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -27,6 +27,21 @@ def reader(connection: KafkaConnection) -> KafkaDestinations:
     return KafkaDestinations(lambda: connection)
 
 
+@pytest.fixture
+async def producer(settings: ClientSettings, bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
+    producer = AIOKafkaProducer(
+        enable_idempotence=True,
+        bootstrap_servers=bootstrap,
+        max_batch_size=settings.max_batch_size,
+        compression_type=settings.compression_type,
+    )
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
 async def test_a_topic_is_seen_with_its_limits(
     admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations
 ) -> None:
@@ -41,15 +56,22 @@ async def test_a_topic_is_seen_with_its_limits(
     assert f"{plain}-not" not in admin.topic_names()
 
 
-async def test_a_partition_that_takes_no_records_is_seen(make_topic: MakeTopic, reader: KafkaDestinations) -> None:
-    """Before a transaction has records for it."""
-    look = await reader.look(make_topic(1, min_insync_replicas="2"))
+async def test_a_topic_that_asks_for_more_copies_than_it_may_have_takes_records(
+    make_topic: MakeTopic, reader: KafkaDestinations, producer: AIOKafkaProducer
+) -> None:
+    """As many as it may have are enough to this broker."""
+    topic = make_topic(1, min_insync_replicas="2")
+    destination, look = Destination(topic), await reader.look(topic)
     assert look is not None
-    assert (look.problem, look.closed) == (None, {0: "copies in sync: 1, min.insync.replicas: 2"})
+    assert (look.problem, look.closed) == (None, {})
+    destination.see(look, 0.0)
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the end of a transaction
+    sent = await send_all(producer, [Publication(topic, 0, None, b"x", (), destination)], never)
+    assert await sent.offsets() == [0]
 
 
 async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
-    admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations, settings: ClientSettings
+    admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations, producer: AIOKafkaProducer
 ) -> None:
     """A partition that its producer has never seen, batches of no more than the limit, a limit that nobody tells."""
     topic = make_topic(1, max_message_bytes="1000")
@@ -60,35 +82,25 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
         values = [random.Random(seed).randbytes(size) for seed, size in enumerate(sizes)]  # nothing to compress
         return [Publication(topic, partition, None, value, (), destination) for value in values]
 
-    producer = AIOKafkaProducer(
-        enable_idempotence=True,
-        bootstrap_servers=admin.connection.bootstrap,
-        max_batch_size=settings.max_batch_size,
-        compression_type=settings.compression_type,
-    )
-    await producer.start()
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the end of a transaction
-    try:
-        sent = await send_all(producer, records(0, *[400] * 5), never)
-        assert await sent.offsets() == [0, 1, 2, 3, 4]
-        admin._client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
-        deadline_s = time.monotonic() + 30
-        while (look := await reader.look(topic)).partitions < 3:  # the broker's metadata follow the controller's
-            assert time.monotonic() < deadline_s, look
-            await asyncio.sleep(0.05)
-        destination.see(look, 0.0)
-        assert await (await send_all(producer, records(2, 10), never)).offsets() == [0]
-        destination = Destination(topic)
-        destination.see(TopicLook(3), 0.0)
-        for sizes in ([400] * 5, [5_000]):
-            with pytest.raises(HandOffRefusedError, match="MessageSizeTooLargeError"):
-                await (await send_all(producer, records(1, *sizes), never)).offsets()
-            await asyncio.sleep(0)
-        assert destination.batch_bytes == 0
-        refused, fits = records(1, 5_000, 400)
-        assert destination.max_bytes == refused.size - 1
-        assert destination.objection(None, None, refused.size) is not None
-        assert destination.objection(None, None, fits.size) is None
-        assert await (await send_all(producer, records(0, *[400] * 3), never)).offsets() == [5, 6, 7], "each by itself"
-    finally:
-        await producer.stop()
+    sent = await send_all(producer, records(0, *[400] * 5), never)
+    assert await sent.offsets() == [0, 1, 2, 3, 4]
+    admin._client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
+    deadline_s = time.monotonic() + 30
+    while (look := await reader.look(topic)).partitions < 3:  # the broker's metadata follow the controller's
+        assert time.monotonic() < deadline_s, look
+        await asyncio.sleep(0.05)
+    destination.see(look, 0.0)
+    assert await (await send_all(producer, records(2, 10), never)).offsets() == [0]
+    destination = Destination(topic)
+    destination.see(TopicLook(3), 0.0)
+    for sizes in ([400] * 5, [5_000]):
+        with pytest.raises(HandOffRefusedError, match="MessageSizeTooLargeError"):
+            await (await send_all(producer, records(1, *sizes), never)).offsets()
+        await asyncio.sleep(0)
+    assert destination.batch_bytes == 0
+    refused, fits = records(1, 5_000, 400)
+    assert destination.max_bytes == refused.size - 1
+    assert destination.objection(None, None, refused.size) is not None
+    assert destination.objection(None, None, fits.size) is None
+    assert await (await send_all(producer, records(0, *[400] * 3), never)).offsets() == [5, 6, 7], "each by itself"

@@ -17,6 +17,7 @@ from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, Record
 from retryapp.core.row_keys import row_key
 from retryapp.core.rows import row_due_ms
@@ -272,6 +273,8 @@ class Refusing:
         for out in records:
             if self.prefixes and (out.value or b"").startswith(self.prefixes) and out.topic.endswith(self.topics):
                 self.tries.append(self._clock.wall_ms())
+                if isinstance(out, Publication):  # as the client notes it
+                    out.destination.refuse("denied")
                 raise HandOffRefusedError(out.topic, "MessageSizeTooLargeError", len(out.value or b""))
         return self._produce(name, epoch, records)
 

@@ -198,6 +198,47 @@ async def test_a_kept_release_is_forgotten_once_its_handler_is_done_with_the_rec
         assert [value for value, *_ in caller.seen] == [b"one", b"two", b"three"]
 
 
+async def test_a_release_of_what_does_not_exist_or_has_ended_is_too_late() -> None:
+    """It was kept, and never went again: after 1,000 of these no early release was taken any more."""
+    gates = {value: asyncio.Event() for value in (b"hung", b"fine", b"deferred", b"new")}
+    released: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        if delivery.released:
+            released.append(value)
+            return
+        await gates[value].wait()
+        if value != b"fine":
+            raise Defer("1h")
+
+    def kept() -> list[int]:
+        commands = orders.engine.commands
+        assert commands is not None
+        return [offset for some in commands._jobs.steering.releases.values() for offset in some]
+
+    async def release(offset: int) -> str | None:
+        outcome = await orders.command("release", token_of(f"app/orders@kq8G0bTz/0/{offset}", 1))
+        refused: str | None = outcome["refused"]
+        return refused
+
+    async with serving(handle, "1s*9", b"hung", b"fine", b"deferred", concurrency=4) as (orders, _):
+        assert [await release(offset) for offset in (1, 2, 3, 10**9)] == [None, None, "too-late", "too-late"]
+        assert kept() == [1, 2]
+        commit = orders.transport.pause(Step.COMMIT)
+        for value in (b"fine", b"deferred"):  # both go ahead of the one that hangs, the second one in a turn of its own
+            gates[value].set()
+            for _ in range(10):
+                await orders.advance(100)
+            assert commit.reached
+        commit.set()
+        await orders.settle()
+        assert kept() == [2]
+        await orders.advance(100)  # the lane rests
+        assert (kept(), released, await release(1)) == ([], [b"deferred"], "too-late")
+        await orders.send(b"new")
+        assert (await release(3), await release(4), kept()) == (None, "too-late", [3])
+
+
 async def test_a_release_is_for_one_delivery() -> None:
     """It is forgotten where that ends otherwise, refused once it has; and a token of nothing is refused."""
     calls: list[int] = []

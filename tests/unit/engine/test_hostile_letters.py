@@ -11,15 +11,21 @@ from doubles import events_of, serving
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
 from test_jobs import Service, begin, letters, part_of, partition, tell, with_letters
+from two_lanes import with_letter
 from typing_extensions import override
 
+from retryapp import RetryPolicy, non_retryable
 from retryapp.core.control import MarkKind, Verb, mark_of
+from retryapp.core.errors import StoreBrokenError
 from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Headers, Record
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
 from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
 from retryapp.testing.tables import MemoryDeadLetterTable
 
@@ -188,6 +194,35 @@ async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch
         assert (part_of(orders).looked, part_of(orders).refused, failures(orders)) == (50, {}, [])
 
 
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_letter_that_cannot_be_read_yet_is_not_called_gone(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has it from its commit on; committed readers only once transactions before it have ended.
+
+    Where the topic was cut before it, it is gone.
+    """
+    read, behind = MemoryReader.read, [True]
+
+    async def ending(_self: MemoryReader, _tp: TopicPartition) -> int:
+        return 1
+
+    async def reading(self: MemoryReader, tp: TopicPartition, start: int, *args: Any, **more: Any) -> int:
+        return 1 if tp.topic == DLQ and behind else await read(self, tp, start, *args, **more)
+
+    async with with_letters(2) as (orders, _):
+        monkeypatch.setattr(MemoryReader, "read", reading)
+        outcome = await orders.command("replay", 1)
+        assert (outcome["refused"], outcome["text"]) == (
+            "not-ready",
+            "app.orders.dlq[0] cannot be read up to its letter yet: send it again in a minute",
+        )
+        if cut:
+            monkeypatch.setattr(MemoryReader, "written_end", ending)
+            assert (await orders.command("replay", 1))["refused"] == "no-letter"
+            return
+        behind.clear()
+        assert (await orders.command("replay", 1))["refused"] is None
+
+
 async def test_a_job_skips_no_letter_while_their_table_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails between the reading of letters and what is done to them, and is filled again."""
     service, look, keepers = Service(), Jobs._look, []
@@ -204,13 +239,96 @@ async def test_a_job_skips_no_letter_while_their_table_is_gone(monkeypatch: pyte
     monkeypatch.setattr(Jobs, "_look", failing)
     async with partition(service) as orders:
         await letters(orders, service, 300)
-        keepers += orders.transport._dead_keepers.values()
+        keepers += orders.transport.dead_keepers.values()
         await begin(orders)
         assert part_of(orders).done == 0
         await orders.advance(6_000)
         await orders.to_rest()
         assert sorted(map(int, service.again)) == list(range(300))
         assert part_of(orders).refused == {}
+
+
+def break_table(lane: Any) -> None:
+    """Have the table of letters fail for the letter of one record, until it is dropped, and for all marks."""
+    (table,) = lane.dead.values()
+    find = table.find
+
+    def found(failure_id: str) -> Any:
+        if failure_id.endswith("/0/30"):
+            raise StoreBrokenError("dead", "Corruption: block checksum mismatch")
+        return find(failure_id)
+
+    def unmarked(_offset: int) -> None:
+        raise StoreBrokenError("dead", "Corruption: block checksum mismatch")
+
+    table.find, table.mark_of = found, unmarked
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_table_that_cannot_be_read_is_made_anew_and_closes_no_lane(order: Order) -> None:
+    """A command is refused, or waits; a job rests, skips no letter, and leaves no sequence with what does not come."""
+    async with with_letters(50, order=order, key=b"k") as (orders, service):
+        break_table(orders.transport)
+        assert (await orders.command("replay", 30))["refused"] == "not-ready"
+        await orders.advance(6_000)
+        break_table(orders.transport)
+        await begin(orders)
+        assert (part_of(orders).done < 50, orders.transport.letters_here) == (True, False)
+        assert orders.engine.session is not None
+        assert orders.engine.session.scheduler._fresh == {}
+        await orders.send(b"50", key=b"k")
+        assert service.calls[-1][0] == b"50"
+        await orders.advance(6_000)
+        await orders.to_rest()
+        assert sorted(map(int, service.again)) == list(range(50))
+        assert (part_of(orders).done, part_of(orders).refused, orders.lane.session) == (50, {}, 1)
+
+
+async def test_runs_of_letters_wait_while_their_table_cannot_be_read() -> None:
+    """It belongs to the other lane, which never closes for it: the handler's lane failed again and again."""
+    async with with_letter() as (both, bad, tickets):
+        break_table(both.orders.transport)
+        await both.die(b"2")
+        assert (tickets.seen, both.orders.transport.letters_here) == ([b"1"], False)
+        bad.mended = True
+        for _ in range(6):
+            await both.orders.advance(1_000)
+            await both.settle()
+        assert (tickets.seen, both.marks) == ([b"1", b"2"], ["handled", "handled"])
+        break_table(both.orders.transport)
+        assert await both.command("replay", 0) == "not-ready"
+        assert (both.orders.lane.session, both.letters.lane.session) == (1, 1)
+
+
+async def test_a_step_whose_letters_are_made_anew_before_its_turn_holds_no_sequence_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not taken, so no row comes: a sequence that knew of one would wait for it."""
+    look, turn, service, gone = Jobs._look, Rounds.turn, Service(), list[DeadLetterKeeper]()
+    policy = RetryPolicy("1s*1", on=non_retryable(KeyError, dead_letters="invalid"))
+
+    async def looking(self: Jobs, *args: Any) -> Any:
+        found = await look(self, *args)
+        orders.transport.pause("bounds")  # type: ignore[arg-type]
+        gone.append(orders.transport.dead_keepers[f"{DLQ}.invalid"])
+        return found
+
+    async def turning(self: Rounds, who: object) -> None:
+        await turn(self, who)
+        if gone:
+            keeper = gone.pop()
+            keeper.rebuild()
+            while keeper.table is None:  # noqa: ASYNC110 - it is open, and not read to its end
+                await asyncio.sleep(0)
+
+    async with MemoryPartition(service, policy, order=Order.KEY) as orders:
+        await letters(orders, service, 1, b"k")
+        monkeypatch.setattr(Jobs, "_look", looking)
+        monkeypatch.setattr(Rounds, "turn", turning)
+        await begin(orders)
+        assert not orders.transport.letters_here
+        await orders.send(b"1", key=b"k")
+        assert service.calls[-1][0] == b"1"
 
 
 async def test_a_turn_of_large_letters_is_no_larger_than_others() -> None:

@@ -63,21 +63,21 @@ def partition(service: Service, policy: str = "1s*1", **more: Any) -> MemoryPart
     return MemoryPartition(service, policy, **more)
 
 
-async def letters(orders: MemoryPartition, service: Service, number: int) -> None:
+async def letters(orders: MemoryPartition, service: Service, number: int, key: bytes | None = None) -> None:
     """Have so many records die."""
-    await orders.send(*(b"%d" % n for n in range(number)))
+    await orders.send(*(b"%d" % n for n in range(number)), key=key)
     await orders.to_rest()
     service.all_down = False
 
 
 @asynccontextmanager
 async def with_letters(
-    number: int, policy: str = "1s*1", **more: Any
+    number: int, policy: str = "1s*1", key: bytes | None = None, **more: Any
 ) -> AsyncIterator[tuple[MemoryPartition, Service]]:
     """Run such a partition, in which so many records have died."""
     service = Service()
     async with partition(service, policy, **more) as orders:
-        await letters(orders, service, number)
+        await letters(orders, service, number, key)
         yield orders, service
 
 

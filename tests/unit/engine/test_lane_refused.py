@@ -50,6 +50,30 @@ async def test_what_is_before_a_refused_turn_is_committed_and_what_is_after_wait
     assert rig.observer.of(Event.LANE_FAILED) == []
 
 
+@pytest.mark.parametrize(
+    ("turn", "offset"),
+    [
+        (Turn(source=MAIN, next_offset=8), 7),
+        (Turn(source=MAIN, next_offset=8, beyond={7: True}), 7),
+        (Turn(source=MAIN, next_offset=0, control=3), None),  # a command
+        (Turn(source=MAIN, next_offset=0, steering=""), None),  # a step of a job
+        (Turn(), None),
+    ],
+)
+async def test_what_is_said_of_a_refused_turn_names_its_record_if_it_has_one(
+    rig: Rig, turn: Turn, offset: int | None
+) -> None:
+    """Where a command is refused, the log had offset -1."""
+    refusing = Refusing(rig.transport, b"bad")
+    turn.publishes = (Outgoing(RETRY.topic, 0, None, b"bad", ()),)
+    rig.lane.submit(rig.lane.session, turn)
+    await rig.settle()
+    refusing.prefixes = ()
+    await rig.advance(1_000)
+    said = rig.observer.of(Event.HAND_OFF_REFUSED) + rig.observer.of(Event.HAND_OFF_ACCEPTED)
+    assert [each.offset for each in said] == [offset] * 2
+
+
 async def test_a_refused_turn_is_tried_with_back_off_and_said_once(rig: Rig) -> None:
     """A line for each change; the page has the reason until it is over."""
     refusing = Refusing(rig.transport, b"bad")

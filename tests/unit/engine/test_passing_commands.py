@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import events_of, post
+from doubles import events_of, post, reopen
 
 from retryapp import CircuitBreaker
 from retryapp.core.control import Command, Verb
@@ -18,7 +18,7 @@ from retryapp.engine.partition import control_queue
 from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
-from retryapp.testing.lane import Step
+from retryapp.testing.lane import MemoryReader, Step
 
 CONTROL = TopicPartition("app.orders.control", 0)
 MAIN = TopicPartition("orders", 0)
@@ -141,6 +141,55 @@ async def test_what_is_remembered_is_bounded(letters: list[bool], monkeypatch: p
         assert [name for name, _ in told(orders)][3:] == ["replay", *(f"n{number}" for number in range(3, 9))]
         assert orders.engine.commands is not None
         assert orders.engine.commands.queue.ahead == {}
+
+
+async def test_many_that_have_waited_for_letters_let_others_between(
+    letters: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were obeyed in one go, each letter read alone: a pause waited for minutes."""
+    bank, reads, pick, read = Bank(), [0], MemoryReader.records, MemoryReader.read
+
+    async def picking(self: MemoryReader, *args: Any, **more: Any) -> Any:
+        reads[0] += 1
+        return await pick(self, *args, **more)
+
+    async def reading(self: MemoryReader, tp: TopicPartition, *args: Any, **more: Any) -> int:
+        reads[0] += tp.topic == "app.orders.dlq"
+        return await read(self, tp, *args, **more)
+
+    async with partition(bank) as orders:
+        await orders.send(*[b"dead"] * 500)
+        letters.append(False)
+        post(orders, *(of(str(number), Verb.REPLAY, number) for number in range(500)))
+        await orders.settle()
+        assert told(orders) == []
+        monkeypatch.setattr(MemoryReader, "records", picking)
+        monkeypatch.setattr(MemoryReader, "read", reading)
+        letters.append(True)
+        post(orders, HandlerCommand(id="pause", verb=HandlerVerb.PAUSE), of("again", Verb.REPLAY, 7))
+        await orders.advance(100)
+        names = [name for name, _ in told(orders)]
+        assert names.index("pause") <= 200
+        assert [name for name in names if name != "pause"] == [*map(str, range(500)), "again"]
+        assert [refused for _, refused in told(orders)] == [None] * 501 + ["waiting"]
+        assert reads[0] <= 11
+
+
+async def test_no_more_than_may_be_remembered_pass_over_an_opening(letters: list[bool]) -> None:
+    """A session that finds 99 of a former one took 100 more."""
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.send(b"dead")
+        letters.append(False)
+        for first in (0, 99):
+            post(orders, *([of("replay", Verb.REPLAY, 0)] * (first == 0)))
+            post(orders, *(of(f"n{number}", Verb.CANCEL, 900 + number) for number in range(first, first + 99)))
+            await orders.settle()
+            await reopen(orders)
+        assert [name for name, _ in told(orders)] == [f"n{number}" for number in range(100)]
+        letters.append(True)
+        await orders.advance(100)
+        assert [name for name, _ in told(orders)][100:] == ["replay", *(f"n{number}" for number in range(100, 198))]
 
 
 async def test_offsets_of_a_former_control_topic_pass_nothing() -> None:

@@ -6,17 +6,19 @@ import asyncio
 from typing import Any, Final
 
 import pytest
-from doubles import serving
+from doubles import Refusing, serving
+from typing_extensions import override
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.marks import Tally
+from retryapp.core.publication import Destination, TopicLook
 from retryapp.core.record import Headers, Record
 from retryapp.core.redelivery import RETRY_REDELIVERY, is_copy
 from retryapp.core.rows import CANCELLED, SENT, decode_row
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import MemoryPartition, Script, Step
+from retryapp.testing import MemoryDestinations, MemoryPartition, Script, Step
 
 ORDERS: Final = TopicPartition("orders", 0)
 HEADERS: Final = (("trace", b"\xff1"), ("trace", None), ("retry-due-ms", b"mine"), (RETRY_REDELIVERY, b"another's"))
@@ -189,6 +191,133 @@ async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
         await orders.to_rest()
         assert copies(orders) == []
     assert len(script.calls) == 4
+
+
+async def test_what_the_main_topic_refuses_comes_at_once_and_closes_no_lane(caplog: pytest.LogCaptureFixture) -> None:
+    """One copy tells that it takes none; half a minute later another one, until it does again. Others run on."""
+    started: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        started.append(value)
+        if value == b"slow":
+            await asyncio.Event().wait()
+        if delivery.attempt == 1:
+            raise ValueError
+
+    values = [b"a%d" % n for n in range(20)]
+    async with serving(handle, "1s", *values, through_main=True, concurrency=2) as (orders, _):
+        refusing = Refusing(orders.transport, b"a")
+        refusing.topics = "orders"
+        await orders.send(b"slow")
+        await orders.advance(1_000)
+        assert len(refusing.tries) == 1
+        assert started[21:] == started[:20]
+        assert not orders.waiting
+        assert caplog.messages == [
+            "orders[0] takes no copies of records that are due again (denied): they are delivered without one"
+        ]
+        for tries in (0, 1):
+            refusing.tries.clear()
+            await orders.send(b"a again")
+            await orders.advance(300)  # it goes ahead of the slow one
+            await orders.advance(1_000)
+            assert len(refusing.tries) == tries
+            await orders.advance(30_000)
+        refusing.prefixes = ()
+        await orders.send(b"a again")
+        await orders.advance(300)
+        await orders.advance(1_000)
+        assert len(copies(orders)) == 1
+        assert (orders.lane.session, orders.lane.refusal, started.count(b"slow")) == (1, None, 1)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("topic", ["app.orders.pending.changelog", "orders"])
+async def test_a_refusal_that_is_not_of_all_copies_is_not_said_of_the_main_topic(
+    topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the row's note, by another topic; or of one copy, by its size."""
+    monkeypatch.setattr(Destination, "refuse", lambda *_: None)
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
+        refusing = Refusing(orders.transport, b"")
+        refusing.topics = topic
+        await orders.advance(1_000)
+        assert refusing.tries
+        refusing.prefixes = ()
+        await orders.to_rest()
+        assert copies(orders) == []
+    assert [seen.attempt for seen in script.calls] == [1, 2]
+    assert caplog.messages == []
+
+
+LEADERLESS: Final = TopicLook(1, closed={0: "it has no leader"})
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        (LEADERLESS, "it has no leader"),
+        (TopicLook(1, problem="it has no partitions yet"), "it has no partitions yet"),
+        (TimeoutError("no broker"), "it could not be looked at (no broker)"),
+    ],
+)
+async def test_before_a_copy_the_main_topic_is_looked_at(
+    seen: TopicLook | Exception, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy for a partition without a leader would close the lane. Copies go on once it takes them."""
+    topics = MemoryDestinations(None if isinstance(seen, Exception) else {"orders": seen})
+    topics.error = seen if isinstance(seen, Exception) else None
+    options: Any = {"through_main": True, "destinations": topics}
+    async with serving(Script("fail", "fail"), "1s 10s", b"a", **options) as (orders, script):
+        await orders.advance(1_000)
+        assert (copies(orders), len(script.calls), orders.lane.session) == ([], 2, 1)
+        topics.topics, topics.error = None, None
+        await orders.advance(10_000)
+        assert names(orders) == [f"app/{RECORD}:3".encode()]
+        assert (len(script.calls), orders.lane.session) == (3, 1)
+    text = f"orders[0] takes no copies of records that are due again ({problem}): they are delivered without one"
+    assert caplog.messages == [text]
+
+
+async def test_after_a_copy_has_failed_its_lane_the_main_topic_is_looked_at_again() -> None:
+    """It has lost its leader since: each further copy would close the lane again."""
+    topics = MemoryDestinations()
+    options: Any = {"through_main": True, "destinations": topics}
+    async with serving(Script("fail", "fail"), "1s 4s", b"a", **options) as (orders, script):
+        await orders.advance(1_000)
+        assert (len(copies(orders)), topics.looked) == (1, ["orders"])
+        topics.topics = {"orders": LEADERLESS}
+        orders.transport.fail(Step.COMMIT, TimeoutError("no leader"))
+        await orders.advance(4_000)
+        await orders.to_rest()
+        assert (len(copies(orders)), topics.looked) == (1, ["orders", "orders"])
+        assert (len(script.calls), orders.lane.session) == (3, 2)
+
+
+class Slow(MemoryDestinations):
+    """Answers once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+
+    @override
+    async def look(self, topic: str) -> TopicLook | None:
+        await self.answers.wait()
+        return await super().look(topic)
+
+
+async def test_what_waits_for_a_look_comes_back_behind_its_copy() -> None:
+    """No command changes its row meanwhile: the turn of the copy would take that back."""
+    topics = Slow()
+    async with serving(Script("fail"), "1s", b"a", through_main=True, destinations=topics) as (orders, script):
+        await orders.advance(1_000)
+        assert (copies(orders), len(script.calls)) == ([], 1)
+        assert (await orders.command("cancel", 0))["refused"] == "running"
+        topics.answers.set()
+        await orders.to_rest()
+        assert (len(copies(orders)), topics.looked) == (1, ["orders"])
+    assert [seen.attempt for seen in script.calls] == [1, 2]
 
 
 @pytest.mark.parametrize("options", [{"order": Order.KEY}, {"order": Order.PARTITION}, {"by_reference": True}])

@@ -204,7 +204,7 @@ async def test_a_table_that_does_not_open_is_not_taken_for_dropped() -> None:
     """It opens later, with the mark that the broker has taken back: the letters' lane must ask again."""
     async with worker(Bad(), Tickets()) as both:
         transport = both.orders.transport
-        (shared,), keeper = transport.shared.values(), transport._dead_keepers[ORDERS.dlq]
+        (shared,), keeper = transport.shared.values(), transport.dead_keepers[ORDERS.dlq]
         table = Mock(wraps=keeper.table)
         keeper.table, keeper._open_table = None, Mock(side_effect=[DiskFullError("dead/0", "no space"), table])
         with pytest.raises(DiskFullError):

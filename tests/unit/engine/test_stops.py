@@ -42,6 +42,18 @@ def partition(calls: Bad, order: Order = Order.KEY, **more: Any) -> MemoryPartit
     return MemoryPartition(calls, order=order, **{"holding": HOLD, **more})
 
 
+async def test_an_opening_reads_stops_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once more, all in one go, many of them held the event loop up."""
+    async with serving(Bad(b"1"), "1s", order=Order.KEY, holding=HOLD) as (orders, calls):
+        for number in range(5):
+            await orders.send(b"1", key=b"%d" % number)
+        assert orders.waiting == {"stopped": 5}
+    monkeypatch.delattr("retryapp.engine.partition.stops.decode_row")
+    async with partition(calls, transport=orders.transport) as orders:
+        await orders.send(b"2", key=b"0")
+        assert (orders.waiting, orders.lane.last_error) == ({"stopped": 5, "held": 1}, None)
+
+
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
 @pytest.mark.parametrize("lost", [False, True])
 async def test_behind_a_dead_record_nothing_begins_until_it_is_replayed(order: Order, lost: bool) -> None:

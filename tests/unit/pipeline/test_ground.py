@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli import _spark
@@ -29,7 +31,7 @@ from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import named_failure, problem_of
+from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.outlook import find_outlook
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
@@ -186,6 +188,20 @@ def test_a_failed_job_says_what_to_do(said: str | Exception, advice: str) -> Non
     assert isinstance(error, JobFailedError)
     assert advice in str(error)
     assert error.exit_code == 3
+
+
+def test_a_broken_connection_is_javas_only_where_spark_has_it() -> None:
+    """A command prints in the midst of a job, and `head` may have read enough: that is no fault, and click ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    java = ClientServer(JavaParameters(port=port), PythonParameters(port=0))
+    with pytest.raises(JobFailedError, match="Java process has ended"), failures_named("archive"):
+        java.jvm.System  # noqa: B018 - it asks
+    java.shutdown_callback_server()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(BrokenPipeError), os.fdopen(writing, "w") as closed, failures_named("archive"):
+        print("{}", file=closed, flush=True)
 
 
 def test_other_failures_are_told_apart() -> None:

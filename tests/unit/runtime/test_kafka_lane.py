@@ -245,7 +245,7 @@ async def test_a_rebuild_that_is_cut_off_leaves_no_event_of_what_was_rolled_back
 
 
 def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
-    (keeper,) = lane._dead_keepers.values()
+    (keeper,) = lane.dead_keepers.values()
     return keeper
 
 
@@ -423,7 +423,7 @@ async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: T
         lane = open_lane()
         lane.place.dlqs = [DLQ, named]
         await opened(lane)
-        await until(lambda lane=lane: all(keeper.known.is_set() for keeper in lane._dead_keepers.values()))  # type: ignore[misc]
+        await until(lambda lane=lane: all(keeper.known.is_set() for keeper in lane.dead_keepers.values()))  # type: ignore[misc]
         found = {topic: [row.offset for row in each.page(None, 9)] for topic, each in lane.dead.items()}
         assert (lane.dead[DLQ.topic].find(name(2)), lane.dead[named.topic].find(name(1))) == (None, None)
         third = letter(3 + len(found[named.topic]))
