@@ -411,7 +411,7 @@ class Retries:
 
     def jobs(self, topic: str) -> HandlerJobs:
         """Return what previews, begins and steers jobs over the dead letters of a topic's handler; else LookupError."""
-        return HandlerJobs(self.connection, self._topology(topic))
+        return HandlerJobs(self.connection, self._topology(topic), self._runtime.clock.wall_ms)
 
     def _topology(self, topic: str) -> HandlerTopology:
         found = next((known for known in self.topologies if known.main == topic), None)

@@ -25,6 +25,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
+from retryapp.runtime.machine.clock import SystemClock
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
@@ -182,7 +183,7 @@ def watch(
         task = bar.add_task(f"job {job}", total=letters)
         try:
             while (
-                found := progress_of(connection, topology).get(job)
+                found := progress_of(connection, topology, SystemClock().wall_ms()).get(job)
             ) is None or found.whole.state is PartState.RUNNING:
                 if found is not None:
                     whole, late = found.whole, late_text(found)

@@ -157,18 +157,19 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
         raise click.UsageError("give failure ids or a filter, not both")
     only: Any = {"partition": None, "before_ms": None, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(*resolve(place), **only, limit=None)
-    holds = Counter(record["held_by"] for record in found.records)
-    stopped = verb is Verb.RELEASE and holds.pop("stopped", 0)
-    records = [record for record in found.records if not stopped or record["held_by"] != "stopped"]
-    names = [record["failure_id"] for record in records if record["failure_id"] is not None]
-    causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in records)
+    has_name = [record for record in found.records if record["failure_id"] is not None]
+    fitting = [record for record in has_name if verb is not Verb.RELEASE or record["held_by"] != "stopped"]
+    damaged = [record for record in found.records if record["failure_id"] is None]
+    names = [record["failure_id"] for record in fitting]
+    causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in (*fitting, *damaged))
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
     lines.append(f"{verb}: {len(names)} that wait")
-    if damaged := len(records) - len(names):
-        lines.append(f"{damaged} more fit, and are left out: they are damaged and have no failure id")
+    if damaged:
+        lines.append(f"{len(damaged)} more fit, and are left out: they are damaged and have no failure id")
     if verb is Verb.RELEASE:
+        holds = Counter(record["held_by"] for record in fitting)
         lines += [f"{count:>9}  {_HELD[word]}" for word, count in holds.most_common()]
-    if stopped:
+    if stopped := len(has_name) - len(fitting):
         lines.append(
             f"{counted(stopped, 'stopped sequence')} more fit, and are left out: a release lets later records of the "
             "key go on without the dead one. Release each by its failure id"

@@ -16,6 +16,7 @@ from retryapp.core.control import JOB_ID
 from retryapp.core.jobs import MOST_NAMED, JobVerb
 from retryapp.core.text import counted
 from retryapp.lookup.jobs import parts_of, passed, progress_of, read_refused, summed, tell_job
+from retryapp.runtime.machine.clock import SystemClock
 
 
 @click.group(name="job", cls=Group)
@@ -41,7 +42,7 @@ def command() -> None:
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
     """List jobs that have not ended, and the last ones that have."""
-    jobs = progress_of(*only_handler(place))
+    jobs = progress_of(*only_handler(place), SystemClock().wall_ms())
     rows = []
     for job, found in jobs.items():
         each, state = found.whole, f"{found.whole.state}, {late_text(found)}".removesuffix(", ")
@@ -68,7 +69,7 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
     connection, topology = only_handler(place)
     if follow:
         return watch(connection, topology, job, None, as_json=as_json)
-    found = progress_of(connection, topology).get(job)
+    found = progress_of(connection, topology, SystemClock().wall_ms()).get(job)
     if found is None:
         return unknown_job(job, as_json=as_json)
     emit(found.details(job), job_text(job, found), as_json=as_json)

@@ -84,13 +84,15 @@ def measure(
     """
     acknowledged: list[tuple[Message, int]] = []
     refused: list[KafkaError] = []
+    most_ms = min(int(timeout_s * 1000), TRANSACTION_TIMEOUT_MS)  # the client refuses to wait longer than that
     producer = connection.client(
         Producer,
         transactional_id=f"{group}.doctor",
         acks="all",
         linger_ms=0,
         allow_auto_create_topics=False,
-        message_timeout_ms=int(timeout_s * 1000),
+        message_timeout_ms=most_ms,
+        socket_timeout_ms=max(10, most_ms),
         transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
     )
     doing = f"write to topic {topic} in a transaction"

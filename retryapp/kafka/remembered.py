@@ -45,8 +45,8 @@ class Known(NamedTuple):
 
     Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
     """
-    starts: dict[str, list[int]]
-    """By job the partitions on which it has not begun yet.
+    starts: dict[str, dict[int, int]]
+    """By job and partition when a start was sent that no worker has obeyed yet, and nobody has cancelled.
 
     Without them a job that has ended on all others would look as if it were over.
     """
@@ -64,15 +64,17 @@ def remembered_and_queued(connection: KafkaConnection, topology: HandlerTopology
     """Return the same, and the commands about the handler and starts of jobs that no worker has obeyed yet."""
     progress = _progress(connection, topology)
     steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
-    queued, starts = dict[int, list[Queued]](), dict[str, list[int]]()
+    queued, starts = dict[int, list[Queued]](), dict[str, dict[int, int]]()
     for record in _not_obeyed(connection, topology, progress, steerings):
         with suppress(DamagedCommandError):  # a worker refuses it
             command = decode_command(record.value)
             if isinstance(command, HandlerCommand):
                 queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
             elif isinstance(command, JobCommand) and command.verb is JobVerb.START:
-                starts.setdefault(command.job, []).append(record.partition)
-    return Known(steerings, dict(sorted(queued.items())), {job: sorted({*some}) for job, some in starts.items()})
+                starts.setdefault(command.job, {})[record.partition] = record.timestamp_ms
+            elif isinstance(command, JobCommand) and command.verb is JobVerb.CANCEL:
+                starts.get(command.job, {}).pop(record.partition, None)
+    return Known(steerings, dict(sorted(queued.items())), starts)
 
 
 def _not_obeyed(

@@ -135,6 +135,7 @@ def _try_transaction(connection: KafkaConnection, topic: str, records: Sequence[
         allow_auto_create_topics=False,
         transaction_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+        socket_timeout_ms=int(WRITE_TIMEOUT_S * 1000),  # the client refuses to wait longer than a transaction may last
     )
     try:
         producer.init_transactions(WRITE_TIMEOUT_S)

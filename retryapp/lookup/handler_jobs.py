@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class HandlerJobs:
 
     connection: KafkaConnection
     topology: HandlerTopology
+    wall_ms: Callable[[], int]
 
     async def preview(self, verb: str, *, all: bool = False, **wanted: str | int) -> JobPreview:
         """Count the letters that a job would take.
@@ -106,7 +107,8 @@ class HandlerJobs:
 
     async def show(self, job: str) -> Mapping[str, Any] | None:
         """Return how far a job is, as `retryapp job show --json` does; None: no partition knows it."""
-        found = (await asyncio.to_thread(progress_of, self.connection, self.topology)).get(job)
+        asked = self.connection, self.topology, self.wall_ms()
+        found = (await asyncio.to_thread(progress_of, *asked)).get(job)
         return None if found is None else found.details(job)
 
     async def command(self, verb: str, job: str, *, why: str, by: str = "", wait: Duration = "30s") -> Told:

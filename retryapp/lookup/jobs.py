@@ -13,6 +13,7 @@ from retryapp.core.control import Refusal, Verb
 from retryapp.core.errors import DamagedEventError
 from retryapp.core.jobs import (
     CANARY,
+    JOB_AGE_MS,
     MOST_NAMED,
     HandlerCommand,
     HandlerVerb,
@@ -195,12 +196,22 @@ def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str
     return by_job((partition, part) for partition, steering in known for part in steering.parts)
 
 
-def progress_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, JobProgress]:
-    """Return how far the jobs are that the partitions of a handler remember, the oldest first."""
+def progress_of(connection: KafkaConnection, topology: HandlerTopology, now_ms: int) -> dict[str, JobProgress]:
+    """Return how far the jobs are that the partitions of a handler remember, the oldest first.
+
+    A job begins no more where its start has waited for longer than `JOB_AGE_MS`: a worker refuses it.
+    """
     known = remembered_and_queued(connection, topology)
     jobs = by_job((partition, part) for partition, steering in known.steerings.items() for part in steering.parts)
     return {
-        job: JobProgress(parts, [number for number in known.starts.get(job, ()) if number not in parts])
+        job: JobProgress(
+            parts,
+            sorted(
+                number
+                for number, sent_ms in known.starts.get(job, {}).items()
+                if number not in parts and now_ms - sent_ms <= JOB_AGE_MS
+            ),
+        )
         for job, parts in jobs.items()
     }
 

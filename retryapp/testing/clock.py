@@ -31,6 +31,8 @@ class VirtualClock(Clock):
         self._turns = count()
         self.anchors: list[tuple[float, float, int]] = []
         """Arguments of each call of `anchor`."""
+        self._driven: dict[asyncio.AbstractEventLoop, tuple[int, Callable[[], float]]] = {}
+        """By event loop: how many drive it by this clock, and its own time."""
 
     @override
     def wall_ms(self) -> int:
@@ -84,15 +86,27 @@ class VirtualClock(Clock):
     def drive(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Have the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock; return what ends it.
 
+        Of several that drive it, as partitions on one clock, the last one that ends gives it its own time back.
+
         Raises:
             RuntimeError: another clock drives the loop; this one would stop it.
         """
-        former = loop.time
-        driver = getattr(former, "__self__", None)
+        driver = getattr(loop.time, "__self__", None)
         if isinstance(driver, VirtualClock) and driver is not self:
             raise RuntimeError("another partition's clock drives this event loop: give both the same clock=")
-        _set_time(loop, self.monotonic_s)
-        return lambda: _set_time(loop, former)
+        count, former = self._driven.get(loop, (0, loop.time))
+        self._driven[loop] = count + 1, former
+        if not count:
+            _set_time(loop, self.monotonic_s)
+
+        def end() -> None:
+            count, former = self._driven.pop(loop)
+            if count > 1:
+                self._driven[loop] = count - 1, former
+            else:
+                _set_time(loop, former)
+
+        return end
 
 
 def only_time_wakes(loop: asyncio.AbstractEventLoop) -> bool:

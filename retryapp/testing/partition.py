@@ -61,6 +61,8 @@ _LOOK_MS = 1_000
 _REAL_LOOKS: Final = 50
 _REAL_LOOK_S: Final = 0.01
 """Half a second in all, without what the loop takes."""
+_VAIN_LOOKS: Final = 4 * _REAL_LOOKS
+"""Most looks of one `to_rest` of which nothing has come: beside an idle thread, coroutines may only sleep."""
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
 _COMMANDS = count(1)
@@ -311,6 +313,7 @@ class MemoryPartition:
         """
         began_ms = changed_ms = self.clock.wall_ms()
         before: tuple[int, int, int] | None = None
+        looks = _VAIN_LOOKS
         endless = Endless(self.handler, self.observer)
         while not self._at_rest():
             now_ms = self.clock.wall_ms()
@@ -324,8 +327,10 @@ class MemoryPartition:
                 raise AssertionError(f"{self._left()}; {problem}")
             if (state := self._state()) != before:
                 before, changed_ms = state, now_ms
-                if await self._changes_by_itself():
+                vain = await self._vain_looks(min(looks, _REAL_LOOKS))
+                if vain is None:
                     continue
+                looks -= vain
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
             await self.advance(min(step_ms, began_ms + longest_ms + 1 - now_ms))
         return self.clock.wall_ms() - began_ms
@@ -347,17 +352,20 @@ class MemoryPartition:
     def _state(self) -> tuple[int, int, int]:
         return len(self.observer.seen), self.engine.in_flight, self.engine.running
 
-    async def _changes_by_itself(self) -> bool:
-        """Give handlers real time, which threads and sockets take; tell whether anything has come of it."""
+    async def _vain_looks(self, most: int) -> int | None:
+        """Give handlers real time, which threads and sockets take; return after how many looks in vain it ended.
+
+        None: something has come of it.
+        """
         before = self._state()
-        for _ in range(_REAL_LOOKS):
+        for looked in range(most):
             if not self.engine.running or only_time_wakes(asyncio.get_running_loop()):
-                break
+                return looked
             time.sleep(_REAL_LOOK_S)  # noqa: ASYNC251 - the loop's own timers follow the virtual clock
             await self.settle()
             if self._state() != before:
-                return True
-        return False
+                return None
+        return most
 
     def _step_ms(self, now_ms: int, *, quiet_ms: int) -> int:
         """Return how far the next look is: the longer nothing has happened, the further."""

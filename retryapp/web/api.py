@@ -96,6 +96,10 @@ _Part = _model(
     verb=str, state=str, done=int, refused=_Counts, passed=int, looked=int, letters=_Int, paused=_Text, by=str, why=str,
 )  # fmt: skip
 _Job = _model("Job", "A job.", _Part, job=str)
+_WholeJob = _model(
+    "WholeJob", "A job. not_begun: partitions on which it waits for a worker; null: not looked for, as parts go on.",
+    _Job, not_begun=list[int] | None,
+)  # fmt: skip
 _PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)
 _Record = _model(
     "Failure", "Why a record failed; its message is for operators.",
@@ -233,7 +237,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs/{job}": (
         _model("JobProgress", "How far a job is.", _Page,
-               main=str, job=_Job, partitions=_many(_PartOf), silent=list[str], paused=_Text),
+               main=str, job=_WholeJob, partitions=_many(_PartOf), silent=list[str], paused=_Text),
         {},
     ),
     "/{main}/jobs/{job}/refused": (

@@ -20,7 +20,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.lookup import jobs as steering
 from retryapp.lookup import previews
-from retryapp.lookup.jobs import Order, Refused, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.jobs import JobProgress, Order, Refused, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
@@ -45,6 +45,8 @@ MOST_REFUSED: Final = 1_000
 """Refused letters on a page."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
+LATE_S: Final = 30
+"""The same where parts are read from topics: of many partitions that takes seconds."""
 _OF_PREVIEWS: Final = ("verb", "all", *FILTERS, "since", "until", "format", "refresh", "routed")
 _readings: Final = Turns(2)
 
@@ -62,15 +64,30 @@ async def job(answers: Answers, question: Question) -> Facts:
     """Return how far a job is, by partition."""
     info = answers.get_handler_or_404(question.main)
     mine, silent, paused = await _parts(answers, info.main, question.job)
-    whole = job_facts(question.job, mine)
+    whole, live_s = job_facts(question.job, mine) | {"not_begun": None}, LIVE_S
+    if whole["state"] == PartState.ENDED:  # for others it may wait, where no worker has their partitions
+        mine, whole, live_s = *(await _progress(answers, info, question.job, mine)), LATE_S
     return {
         "main": info.main,
         "job": whole,
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
         "paused": paused,
-        "live_s": LIVE_S if whole["state"] == PartState.RUNNING or silent else None,
+        "live_s": live_s if whole["state"] == PartState.RUNNING or silent else None,
     }
+
+
+async def _progress(
+    answers: Answers, info: HandlerInfo, job: str, mine: Mapping[int, Part]
+) -> tuple[Mapping[int, Part], Facts]:
+    """Return the parts of a job that has ended on some partitions, and the whole, with what topics say of others."""
+    found = JobProgress(mine)
+    if len(mine) < info.partitions:
+        read = partial(answers.view.on_topics, info.main, steering.progress_of, answers.now_ms())
+        known = await _readings.take(read)
+        parts, not_begun = known.get(job, found)
+        found = JobProgress({**parts, **mine}, [number for number in not_begun if number not in mine])
+    return found.parts, found.facts(job)
 
 
 async def refused(answers: Answers, question: Question) -> Facts:

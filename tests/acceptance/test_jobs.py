@@ -16,6 +16,7 @@ from retryapp.core.record import idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.ledger import take_ledger
 from retryapp.lookup.handler_jobs import HandlerJobs
+from retryapp.runtime.machine.clock import SystemClock
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
 PARTITIONS = 3
@@ -80,7 +81,7 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (600, 200, 400, 0)
     code, said = retryapp(stage, "dead", "replay", *app, "--cause", cause["cause_id"], "--preview")
     assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 200})
-    jobs = HandlerJobs(stage.connection, topology)  # as a program has them
+    jobs = HandlerJobs(stage.connection, topology, SystemClock().wall_ms)  # as a program has them
     found = asyncio.run(jobs.preview("discard", reason="rejected", message="never take it"))
     assert (found.letters, found.facts["refused"]) == (0, {"recovered": 200})
     found = asyncio.run(jobs.preview("discard", all=True))

@@ -23,7 +23,7 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.lookup.jobs import Order, Refused, Told
+from retryapp.lookup.jobs import JobProgress, Order, Refused, Told
 from retryapp.lookup.outcomes import Outcome, Sent
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
@@ -100,6 +100,8 @@ class FakeWorker(RuntimeView):
     """What the partitions here remember of jobs."""
     known: dict[str, dict[int, Part]] = field(default_factory=dict)
     """What the changelogs of all partitions say of jobs."""
+    not_begun: list[int] = field(default_factory=list)
+    """Partitions on which any of them waits for a worker."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
     failing: CauseTrends | None = None
@@ -237,6 +239,9 @@ class FakeWorker(RuntimeView):
 
     def parts_of(self, main: str) -> Mapping[str, Mapping[int, Part]]:
         return self.known
+
+    def progress_of(self, main: str, now_ms: int) -> Mapping[str, JobProgress]:
+        return {job: JobProgress(parts, self.not_begun) for job, parts in self.known.items()}
 
     def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
         self.asked.append((main, verb, wanted))

@@ -26,7 +26,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, looks: list[JobProgress | None], *wor
     monkeypatch.setattr(_jobs.time, "sleep", lambda _seconds: None)
     coming = iter(looks)
 
-    def progress_of(_connection: object, _topology: object) -> dict[str, JobProgress]:
+    def progress_of(_connection: object, _topology: object, _now_ms: int) -> dict[str, JobProgress]:
         found = next(coming)
         return {} if found is None else {"aa": found}
 

@@ -70,7 +70,12 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
         (
             "release",
             "operator token token sequence",
-            ["1  held by somebody", "2  wait for an event", "1  wait for"],
+            [
+                "1  held by somebody",
+                "2  wait for an event",
+                "1  wait for",
+                "1 more fit, and are left out: they are damaged",
+            ],
         ),
         ("cancel", "operator token token sequence stopped", []),
     ],
@@ -81,10 +86,11 @@ def test_a_release_of_many_says_what_holds_them(
     """To let go what somebody holds is not to answer for an event, nor to have a key's records overtake a dead one."""
     held = ["operator", "token", "token", "sequence", "stopped"]
     rows = [{"failure_id": f"billing/orders@kq8G0bTz/0/{n}", **FREE, "held_by": word} for n, word in enumerate(held)]
-    monkeypatch.setattr(_steer, "list_waiting", lambda *_args, **_more: Listed(rows, len(rows)))
+    monkeypatch.setattr(_steer, "list_waiting", lambda *_args, **_more: Listed([DAMAGED, *rows], 6))
     done = CliRunner().invoke(pending.command, [verb, *PLACE, "--all", "--why", "x"], input="y\n")
     assert [held[int(name.rpartition("/")[2])] for _, name, _ in asked] == sent.split()
     assert [text for text in said if text not in done.output] == []
+    assert "not held" not in done.output, "the damaged one is counted as that alone"
     assert ("1 stopped sequence more fit, and are left out" in done.output) == (verb == "release")
     asked.clear()
     assert CliRunner().invoke(pending.command, [verb, *PLACE, rows[-1]["failure_id"]]).exception is None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.topology import HandlerTopology
@@ -47,6 +48,7 @@ class Client:
         return lambda *_args, **_more: self.calls.append(name)
 
 
+SLOW = KafkaConnection("127.0.0.1:1", {"socket.timeout.ms": "60000"})
 FENCED = KafkaException(KafkaError(KafkaError._FENCED))
 
 
@@ -68,6 +70,21 @@ def test_no_transaction_is_left_open(
         clock.measure(KafkaConnection("b:9092"), "g", "g.orders.events", wall_ms=lambda: 0, timeout_s=0)
     assert client.calls[-1] == "abort_transaction"
     assert client.options["transaction_timeout_ms"] == 15_000
+
+
+@pytest.mark.parametrize("timeout_s", [0.05, 60])
+def test_patience_that_an_app_has_with_brokers_is_not_that_of_a_transaction(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float
+) -> None:
+    """The client library refused to be made, and all other findings were lost."""
+    monkeypatch.setattr(clock, "_aborted", lambda producer, _timeout_s: _tried(producer))
+    with pytest.raises(BrokerUnreachableError):
+        clock.measure(SLOW, "g", "g.orders.events", wall_ms=lambda: 0, timeout_s=timeout_s)
+
+
+def _tried(producer: Producer) -> AbstractContextManager[None]:
+    producer.init_transactions(0.05)
+    return nullcontext()
 
 
 def test_a_second_doctor_is_no_missing_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from typing_extensions import override
 
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.hops import Outgoing
 from retryapp.kafka import KafkaConnection, writer
 from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
@@ -35,6 +36,19 @@ def test_writers_wait_while_the_queue_of_the_client_is_full(
 ) -> None:
     """At 100,000 records, by the client's default, they raised its `BufferError`."""
     write(KafkaConnection(bootstrap, {"queue.buffering.max.messages": "1"}), "orders", [record()] * 3)
+
+
+def test_patience_that_an_app_has_with_brokers_is_not_that_of_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client library refused to be made, and so no command was sent."""
+
+    class Hasty(Producer):
+        @override
+        def init_transactions(self, timeout: float = -1) -> None:
+            super().init_transactions(0.05)
+
+    monkeypatch.setattr(writer, "Producer", Hasty)
+    with pytest.raises(BrokerUnreachableError):
+        write_together(KafkaConnection("127.0.0.1:1", {"socket.timeout.ms": "60000"}), "orders", [record()])
 
 
 def test_a_transaction_that_fails_is_aborted(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:

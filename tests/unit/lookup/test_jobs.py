@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retryapp.core.control import Verb
-from retryapp.core.jobs import LetterFilter, Part, Steering
+from retryapp.core.jobs import JOB_AGE_MS, LetterFilter, Part, Steering
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
@@ -113,12 +113,12 @@ def test_a_job_says_of_how_many_letters_it_is_if_they_were_counted(
 
 
 def test_a_start_that_waits_is_of_a_job_that_has_not_begun_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is sent again is refused where the job has begun, and changes nothing."""
+    """One that is sent again is refused where the job has begun; one that is too old would be, and the job ran on."""
     begun = Steering(parts=[Part(job="j1", verb="discard")])
-    known = Known({0: begun, 1: Steering()}, {}, {"j1": [0, 1], "j2": [1]})
+    known = Known({0: begun, 1: Steering()}, {}, {"j1": {3: 1_001, 0: 1_001, 2: 1_000, 1: 2_000}, "j2": {1: 2_000}})
     monkeypatch.setattr(jobs, "remembered_and_queued", lambda *_: known)
-    found = jobs.progress_of(CONNECTION, TOPOLOGY)
-    assert {job: ([*each.parts], each.not_begun) for job, each in found.items()} == {"j1": ([0], [1])}
+    found = jobs.progress_of(CONNECTION, TOPOLOGY, 1_001 + JOB_AGE_MS)
+    assert {job: ([*each.parts], each.not_begun) for job, each in found.items()} == {"j1": ([0], [1, 3])}
 
 
 def test_the_oldest_job_comes_first_whichever_partitions_it_has() -> None:

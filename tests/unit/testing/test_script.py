@@ -158,6 +158,26 @@ async def test_where_nothing_is_real_no_real_time_is_waited_for(monkeypatch: pyt
         assert await orders.to_rest() == 51_000
 
 
+async def test_beside_a_thread_that_does_nothing_little_real_time_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As pytest-xdist has one: each record that slept took half a second."""
+    waits, over = list[float](), threading.Event()
+    monkeypatch.setattr(time, "sleep", waits.append)
+
+    async def sleep(value: bytes) -> None:
+        await asyncio.sleep(int(value))
+
+    idle = threading.Thread(target=over.wait, daemon=True)
+    idle.start()
+    async with MemoryPartition(sleep, RetryPolicy("1s", timeout="10m"), concurrency=20) as orders:
+        await orders.send(*[b"%d" % number for number in range(1, 21)])
+        await orders.to_rest()
+    over.set()
+    idle.join()
+    assert 0.5 < sum(waits) < 2.1
+
+
 async def test_a_script_takes_no_lists() -> None:
     """It was called with one, and failed by an error of its own."""
     with pytest.raises(InvalidSettingError, match="expected None: a Script takes one record at a time"):
