@@ -56,7 +56,9 @@ class Destination:
     compacted: bool = False
     problem: str | None = None
     closed: Mapping[int, str] = field(default_factory=dict)
-    """Partitions that take no records now, and why."""
+    """Partitions that take no records now, and why: as a look has it, and as `refused`."""
+    refused: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Those whose broker has refused records: why, and until when that counts, whatever a look says."""
     until_s: float = float("-inf")
     """Expiry of all this, in monotonic seconds."""
     doubted: bool = False
@@ -71,10 +73,12 @@ class Destination:
             self.problem, self.until_s = "there is no such topic; create it first", now_s + PROBLEM_S
             return
         self.partitions, self.compacted = look.partitions, look.compacted
-        self.problem, self.closed = look.problem, look.closed
+        self.refused = {number: each for number, each in self.refused.items() if now_s < each[1]}
+        self.problem, self.closed = look.problem, {**look.closed, **{n: why for n, (why, _) in self.refused.items()}}
         if look.max_bytes is not None:
             self.max_bytes = self.batch_bytes = look.max_bytes
-        self.until_s = now_s + (FRESH_S if look.problem is None and not look.closed else PROBLEM_S)
+        until_s = now_s + (FRESH_S if look.problem is None and not look.closed else PROBLEM_S)
+        self.until_s = min([until_s, *(refused_s for _, refused_s in self.refused.values())])
 
     def deny(self, problem: str, now_s: float) -> None:
         """Store why its state could not be read."""
@@ -85,16 +89,19 @@ class Destination:
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:
-        if self.refusals:
-            refusals, self.refusals = self.refusals, {}
-            self.problem = refusals.get(None, self.problem)
-            self.closed = {**self.closed, **{number: why for number, why in refusals.items() if number is not None}}
-            self.until_s, self.doubted = now_s + REFUSED_S, False
+        """Apply what its brokers have refused, then tell whether its state is known."""
+        refusals, self.refusals, expiry_s = self.refusals, {}, now_s + REFUSED_S
+        for number, why in refusals.items():
+            if number is None:
+                self.problem, self.until_s, self.doubted = why, expiry_s, False
+            else:
+                self.closed, self.refused[number] = {**self.closed, number: why}, (why, expiry_s)
+                self.until_s = min(self.until_s, expiry_s)
         return now_s < self.until_s and not self.doubted
 
     def doubt(self, partition: int) -> None:
         """Have it checked before it is used again, unless it is known why this partition takes nothing."""
-        if self.problem is None and partition not in self.closed:
+        if self.problem is None and partition not in self.closed and not self.refuses(partition):
             self.doubted = True
 
     def refuse(self, problem: str, partition: int | None = None) -> None:

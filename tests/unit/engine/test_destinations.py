@@ -195,6 +195,28 @@ def test_a_partition_that_its_broker_refuses_closes_no_other() -> None:
     assert not destination.fresh(40.0), "that another partition is closed says nothing of this one"
 
 
+def test_a_look_opens_no_partition_that_its_broker_has_just_refused() -> None:
+    """Brokers before 3.7 do not tell of it. Each refusal has its own time, and none prolongs what a look has said."""
+    destination = Destination(OUT)
+    destination.see(TopicLook(3), 0.0)
+    destination.refuse("too few copies", 1)
+    assert destination.fresh(1.0)
+    destination.doubt(0)
+    destination.see(TopicLook(3, closed={2: "it has no leader"}), 2.0)
+    assert destination.closed == {1: "too few copies", 2: "it has no leader"}
+    destination.refuse("too few copies", 0)
+    assert destination.fresh(3.0)
+    assert not destination.fresh(2.0 + PROBLEM_S)
+    destination.see(TopicLook(3), 10.0)
+    assert destination.closed == {0: "too few copies", 1: "too few copies"}
+    assert not destination.fresh(1.0 + REFUSED_S)
+    destination.see(TopicLook(3), 1.0 + REFUSED_S)
+    assert destination.closed == {0: "too few copies"}
+    assert not destination.fresh(3.0 + REFUSED_S)
+    destination.see(TopicLook(3), 3.0 + REFUSED_S)
+    assert (destination.closed, destination.fresh(FRESH_S)) == ({}, True)
+
+
 KEYS = {partition_of(key, 3): key for key in (b"%d" % number for number in range(20))}  # one for each partition
 
 
