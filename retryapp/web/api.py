@@ -97,7 +97,9 @@ _Part = _model(
 )  # fmt: skip
 _Job = _model("Job", "A job.", _Part, job=str)
 _WholeJob = _model(
-    "WholeJob", "A job. not_begun: partitions on which it waits for a worker; null: not looked for, as parts go on.",
+    "WholeJob",
+    "A job. not_begun: partitions on which it waits for a worker; null: not known, as parts go on, or topics could not "
+    "be read: then others may go on where parts have ended.",
     _Job, not_begun=list[int] | None,
 )  # fmt: skip
 _PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)

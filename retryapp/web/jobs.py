@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Refusal, Verb
-from retryapp.core.errors import InvalidSettingError
+from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
@@ -73,18 +73,24 @@ async def job(answers: Answers, question: Question) -> Facts:
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
         "paused": paused,
-        "live_s": live_s if whole["state"] == PartState.RUNNING or silent else None,
+        "live_s": live_s if whole["not_begun"] is None or whole["state"] == PartState.RUNNING or silent else None,
     }
 
 
 async def _progress(
     answers: Answers, info: HandlerInfo, job: str, mine: Mapping[int, Part]
 ) -> tuple[Mapping[int, Part], Facts]:
-    """Return the parts of a job that has ended on some partitions, and the whole, with what topics say of others."""
+    """Return the parts of a job that has ended on some partitions, and the whole, with what topics say of others.
+
+    As long as these cannot be read, with what workers here know.
+    """
     found = JobProgress(mine)
     if len(mine) < info.partitions:
         read = partial(answers.view.on_topics, info.main, steering.progress_of, answers.now_ms())
-        known = await _readings.take(read)
+        try:
+            known = await _readings.take(read)
+        except RetryAppError:  # no broker answers, or others read
+            return mine, job_facts(job, mine) | {"not_begun": None}
         parts, not_begun = known.get(job, found)
         found = JobProgress({**parts, **mine}, [number for number in not_begun if number not in mine])
     return found.parts, found.facts(job)

@@ -247,22 +247,6 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
-@pytest.mark.parametrize(("late", "state"), [([1, 3], "running"), ([1], "ended"), ([], "ended")])
-async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
-    worker: FakeWorker, late: list[int], state: str
-) -> None:
-    """As `job show` says it; partition 1 has begun just now, and its changelog does not know yet."""
-    parts = {number: job_parts()[number][-1].model_copy(update={"state": PartState.ENDED}) for number in (0, 1)}
-    worker.remembered = {MAIN: {number: [part] for number, part in parts.items()}}
-    worker.known, worker.not_begun = {"3f9ca81b02": {0: parts[0]}}, late
-    async with pages(worker, ADMIN) as site:
-        job = json.loads(await site.get(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
-        assert (job["state"], job["not_begun"]) == (state, late[1:])
-        body = await site.get(f"{BASE}/jobs/3f9ca81b02")
-        assert ("It has not begun on 1 partition" in body) == (late[1:] == [3])
-        assert 'data-live="30"' in body, "a worker is silent"
-
-
 async def test_a_job_page_says_what_a_job_has_done_in_the_words_of_its_verb(worker: FakeWorker) -> None:
     for verb, said in (("restore", "restored"), ("discard", "discarded")):
         for part in (part for some in worker.remembered[MAIN].values() for part in some):

@@ -1,0 +1,48 @@
+"""A job on partitions that have not begun: its page says so, or that it could not look."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import Mock
+
+import pytest
+from functional.web.server import ADMIN
+from functional.web.test_actions import pages
+from functional.web.worker import BASE, MAIN, FakeWorker, job_parts
+
+from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.jobs import PartState
+from retryapp.web.errors import PageError
+
+
+@pytest.mark.parametrize(("late", "state"), [([1, 3], "running"), ([1], "ended"), ([], "ended")])
+async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
+    worker: FakeWorker, late: list[int], state: str
+) -> None:
+    """As `job show` says it; partition 1 has begun just now, and its changelog does not know yet."""
+    parts = {number: job_parts()[number][-1].model_copy(update={"state": PartState.ENDED}) for number in (0, 1)}
+    worker.remembered = {MAIN: {number: [part] for number, part in parts.items()}}
+    worker.known, worker.not_begun = {"3f9ca81b02": {0: parts[0]}}, late
+    async with pages(worker, ADMIN) as site:
+        job = json.loads(await site.get(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
+        assert (job["state"], job["not_begun"]) == (state, late[1:])
+        body = await site.get(f"{BASE}/jobs/3f9ca81b02")
+        assert ("It has not begun on 1 partition" in body) == (late[1:] == [3])
+        assert 'data-live="30"' in body, "a worker is silent"
+
+
+@pytest.mark.parametrize(
+    "problem", [BrokerUnreachableError("kafka:9092", "it is away"), PageError(503, "busy", "", "")]
+)
+async def test_where_no_topic_can_be_read_a_job_is_shown_as_its_workers_know_it(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    """It says that it has not looked for others, and looks again."""
+    worker.remembered = {MAIN: {0: [job_parts()[0][-1].model_copy(update={"state": PartState.ENDED})]}}
+    monkeypatch.setattr(worker, "progress_of", Mock(side_effect=problem))
+    async with pages(worker, ADMIN) as site:
+        job = json.loads(await site.get(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
+        assert (job["state"], job["not_begun"]) == ("ended", None)
+        body = await site.get(f"{BASE}/jobs/3f9ca81b02")
+        assert "Other partitions, where it may go on or has not begun, could not be looked at just now" in body
+        assert 'data-live="30"' in body
