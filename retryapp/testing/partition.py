@@ -48,7 +48,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock, only_time_wakes
-from retryapp.testing.destinations import MemoryDestinations
+from retryapp.testing.destinations import BesideMain, MemoryDestinations
 from retryapp.testing.endless import Endless
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
@@ -62,7 +62,8 @@ _REAL_LOOKS: Final = 50
 _REAL_LOOK_S: Final = 0.01
 """Half a second in all, without what the loop takes."""
 _VAIN_LOOKS: Final = 4 * _REAL_LOOKS
-"""Most looks of one `to_rest` of which nothing has come: beside an idle thread, coroutines may only sleep."""
+"""After so many of which nothing has come, few are made: beside an idle thread, coroutines may only sleep."""
+_FEW_LOOKS: Final = 2
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
 _COMMANDS = count(1)
@@ -163,7 +164,7 @@ class MemoryPartition:
             function=function,
             topology=topology,
             policy=chosen,
-            destinations=Destinations(self.destinations, self.clock, lambda: self._owned),
+            destinations=Destinations(BesideMain(self.destinations, main), self.clock, lambda: self._owned),
             **options,
         )
         self._hung = False
@@ -249,7 +250,8 @@ class MemoryPartition:
         if self._own_pools:
             for pool in self._pools:
                 await pool.stop(0.0)
-        self._real_time()
+        end, self._real_time = self._real_time, lambda: None
+        end()
 
     # -- what a test does -----------------------------------------------------------------------------------------
 
@@ -327,8 +329,9 @@ class MemoryPartition:
                 raise AssertionError(f"{self._left()}; {problem}")
             if (state := self._state()) != before:
                 before, changed_ms = state, now_ms
-                vain = await self._vain_looks(min(looks, _REAL_LOOKS))
+                vain = await self._vain_looks(max(_FEW_LOOKS, min(looks, _REAL_LOOKS)))
                 if vain is None:
+                    looks = _VAIN_LOOKS
                     continue
                 looks -= vain
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)

@@ -294,6 +294,15 @@ async def test_after_a_copy_has_failed_its_lane_the_main_topic_is_looked_at_agai
         assert (len(script.calls), orders.lane.session) == (3, 2)
 
 
+async def test_the_main_topic_is_there_where_a_test_names_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that the handler publishes to: no reason to make no copies."""
+    options: Any = {"through_main": True, "destinations": MemoryDestinations({"out": 1})}
+    async with serving(Script("fail"), "1s", b"a", **options) as (orders, script):
+        await orders.advance(1_000)
+        assert (len(copies(orders)), len(script.calls)) == (1, 2)
+    assert caplog.messages == []
+
+
 class Slow(MemoryDestinations):
     """Answers once it is told to."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
@@ -158,24 +159,50 @@ async def test_where_nothing_is_real_no_real_time_is_waited_for(monkeypatch: pyt
         assert await orders.to_rest() == 51_000
 
 
+@pytest.fixture
+def idle_thread() -> Iterator[None]:
+    """Have a thread that does nothing, as pytest-xdist has one."""
+    over = threading.Event()
+    idle = threading.Thread(target=over.wait, daemon=True)
+    idle.start()
+    yield
+    over.set()
+    idle.join()
+
+
+@pytest.mark.usefixtures("idle_thread")
 async def test_beside_a_thread_that_does_nothing_little_real_time_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As pytest-xdist has one: each record that slept took half a second."""
-    waits, over = list[float](), threading.Event()
+    """Each record that slept took half a second."""
+    waits = list[float]()
     monkeypatch.setattr(time, "sleep", waits.append)
 
     async def sleep(value: bytes) -> None:
         await asyncio.sleep(int(value))
 
-    idle = threading.Thread(target=over.wait, daemon=True)
-    idle.start()
     async with MemoryPartition(sleep, RetryPolicy("1s", timeout="10m"), concurrency=20) as orders:
         await orders.send(*[b"%d" % number for number in range(1, 21)])
         await orders.to_rest()
-    over.set()
-    idle.join()
-    assert 0.5 < sum(waits) < 2.1
+    assert 0.5 < sum(waits) < 2.5
+
+
+@pytest.mark.usefixtures("idle_thread")
+async def test_beside_a_thread_that_does_nothing_real_time_is_waited_for_where_something_comes_of_it() -> None:
+    """Where many changes came to nothing, a short wait is left for what is real; once it comes, all of it again."""
+
+    async def work(value: bytes) -> None:
+        virtual_s, _, real_s = value.decode().partition(" ")
+        await asyncio.sleep(int(virtual_s))
+        if real_s:
+            await asyncio.to_thread(time.sleep, float(real_s))
+
+    script = Script(then=work)
+    values = [b"1", b"2", b"3", b"4", b"5", b"10", b"10 0.01", b"11", b"11 0.1"]
+    async with MemoryPartition(script, RetryPolicy("1s", timeout="12s"), concurrency=20) as orders:
+        await orders.send(*values)
+        await orders.to_rest()
+    assert [call.attempt for call in script.calls] == [1] * len(values)
 
 
 async def test_a_script_takes_no_lists() -> None:
