@@ -75,7 +75,7 @@ def confirm(question: str) -> None:
 
     Raises:
         DeclinedError: it is no.
-        click.UsageError: there is nobody to answer.
+        click.UsageError: stdin has ended, as that of a script.
         KeyboardInterrupt: the question was interrupted.
     """
     try:

@@ -46,7 +46,7 @@ class Known(NamedTuple):
     Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
     """
     starts: dict[str, dict[int, int]]
-    """By job and partition when a start was sent that no worker has obeyed yet, and nobody has cancelled.
+    """When starts of jobs were sent that no worker has obeyed and nobody has cancelled, by job and partition.
 
     Without them a job that has ended on all others would look as if it were over.
     """

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import secrets
 import socket
 import sys
 import sysconfig
 import traceback
 import warnings
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +32,6 @@ from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
-from retryapp.runtime.machine.files import allow_open_files
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, in_url, local_address
 from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
@@ -57,7 +58,7 @@ class RetryWorker(Worker):
     _brief: BriefStart | None = None
 
     def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
-        allow_open_files()
+        _allow_open_files()
         try:
             settings = load_settings()
             with warnings.catch_warnings():  # nothing has used these settings for anything yet
@@ -206,6 +207,16 @@ def _end_named(kind: type[BaseException], error: BaseException, trace: Traceback
         sys.__excepthook__(kind, error, trace)
         return
     _leave(error, user_line(error))
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit of open files to the most that its user may have.
+
+    A store takes 10 to 80 files, each partition has two stores or more, and 1,024 is a usual limit to begin with.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # the system may have a lower one than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _settle(app: faust.App, settings: Settings) -> WorkerPlace:

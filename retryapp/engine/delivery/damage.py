@@ -222,7 +222,7 @@ def letter_mark(
 def recovered(run: Run) -> tuple[Outgoing, ...]:
     """Return the mark of the letter whose replay a handler is done with; nothing for other records.
 
-    Nor where no rule names the letter's topic any more: it may be gone, and would refuse the mark for ever.
+    Nothing, too, if no rule names the letter's topic any more: somebody may have deleted it, and no mark could be sent.
     """
     metadata, topology = run.metadata, run.context.handler.topology
     if metadata is None or metadata.letter is None:

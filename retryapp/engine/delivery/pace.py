@@ -86,8 +86,15 @@ class Pace:
         gathers = 0 if handler.batch is None else handler.batch.size
         if handler.through_main:
             gathers = handler.max_in_flight
-        told: Any = {"circuits": circuits, "places": handler.places, "gathers": gathers}
-        return cls(clock, random, rate=handler.rate_limit, shares=shares, **told)
+        return cls(
+            clock,
+            random,
+            rate=handler.rate_limit,
+            shares=shares,
+            circuits=circuits,
+            places=handler.places,
+            gathers=gathers,
+        )
 
     @property
     def circuit(self) -> Circuit | None:

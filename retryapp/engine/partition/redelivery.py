@@ -19,7 +19,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any
 
 from retryapp.core.errors import DamagedMetadataError, DestinationError, NewerFormatError
 from retryapp.core.headers import decode_metadata
@@ -203,5 +202,14 @@ def begin_redelivery(
     if not handler.through_main or handler.destinations is None or pending is None:
         return None
     main = handler.destinations.of(handler.main)
-    calls: Any = {"look": handler.destinations.look, "deliver": deliver, "submit": submit, "over": over}
-    return Redelivery(main, pending, context.clock, start=start, end=transport.main_end, **calls)
+    return Redelivery(
+        main,
+        pending,
+        context.clock,
+        start=start,
+        end=transport.main_end,
+        look=handler.destinations.look,
+        deliver=deliver,
+        submit=submit,
+        over=over,
+    )

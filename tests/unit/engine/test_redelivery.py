@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 import pytest
-from doubles import Refusing, serving
+from doubles import Refusing, reopen, serving
 from typing_extensions import override
 
 from retryapp.core.deduplicate import Deduplicate
@@ -326,6 +326,19 @@ async def test_what_waits_for_a_look_comes_back_behind_its_copy() -> None:
         topics.answers.set()
         await orders.to_rest()
         assert (len(copies(orders)), topics.looked) == (1, ["orders"])
+    assert [seen.attempt for seen in script.calls] == [1, 2]
+
+
+async def test_a_lane_that_closes_while_it_looks_delivers_the_row_once() -> None:
+    """Nothing of a row that waits for the look is durable: the next session looks itself."""
+    topics = Slow()
+    async with serving(Script("fail"), "1s", b"a", through_main=True, destinations=topics) as (orders, script):
+        await orders.advance(1_000)
+        await reopen(orders)
+        assert (copies(orders), len(script.calls)) == ([], 1)
+        topics.answers.set()
+        await orders.to_rest()
+        assert (len(copies(orders)), orders.lane.session) == (1, 2)
     assert [seen.attempt for seen in script.calls] == [1, 2]
 
 
