@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 from doubles import BankDownError, Gate, pass_time, serving
+from test_pace import state
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
-from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -43,11 +43,6 @@ class Service:
                 await self(value, delivery)
             except Exception as error:  # noqa: BLE001 - told below
                 delivery.fail(error)
-
-
-def state(orders: MemoryPartition) -> CircuitState:
-    assert orders.engine.context.pace.circuit is not None
-    return orders.engine.context.pace.circuit.state
 
 
 async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_them_back() -> None:
@@ -93,14 +88,6 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
         await pass_time(orders, 60_000, 100)
         assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
         assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
-
-
-def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
-    """It would never open: no second record can fail."""
-    with pytest.raises(InvalidSettingError, match=r"setting circuit=.* cannot be combined with order='partition'"):
-        MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
-    with pytest.raises(InvalidSettingError, match=r"setting circuits=.* cannot be combined with order='partition'"):
-        MemoryPartition(Service(), "1s", circuits={"bank": BREAKER}, order=Order.PARTITION)
 
 
 async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:

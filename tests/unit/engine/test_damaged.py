@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from doubles import (
     DLQ,
+    MAIN,
     USER_HEADERS,
     BankDownError,
     Due,
@@ -16,6 +17,7 @@ from doubles import (
     deliver_once,
     down,
     failing,
+    failures,
     make_context,
     make_record,
     pass_time,
@@ -35,7 +37,7 @@ from retryapp.engine.delivery.damage import last_resort
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.turn import Turn
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition, VirtualClock
 
 RETRY = "app.orders.retry"
@@ -168,7 +170,7 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     assert letter.headers[:2] == (("retry-foreign-retry-attempt", b"7"), ("retry-escaped-%FF", b"z"))
     assert (said.reason, said.attempt, said.origin.text) == ("damaged", 1, "orders@kq8G0bTz/0/42")
     assert (said.error_type, said.error_message) == ("OddError", "its failure could not be encoded: OddError: ?")
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
+    assert (turn.source, turn.next_offset) == (MAIN, 43)
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 
 
@@ -224,9 +226,8 @@ async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record, what: 
     async with MemoryPartition(down, "1s 1h") as orders:
         await put(orders, changed)
         await pass_time(orders, 5_000, 1_000)
-        failures = [o.message or "" for o in orders.observer.seen if o.event is Event.LANE_FAILED]
-        assert failures
-        assert all("[0]@7" in text and "upgrade" in text for text in failures)
+        assert failures(orders)
+        assert all("[0]@7" in text and "upgrade" in text for text in failures(orders))
         (kept,) = [r.value for r in orders.records("app.orders.pending.changelog") if r.key == IDENTITY]
         assert (kept, orders.records(DLQ)) == (changed, [])
 

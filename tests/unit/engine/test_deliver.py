@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from doubles import (
+    MAIN,
     USER_HEADERS,
     BankDownError,
     Due,
@@ -41,7 +42,7 @@ from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story
     assert metadata.error_type.endswith("BankDownError")
     assert metadata.error_message == "no answer"
     assert (metadata.policy, metadata.reason, metadata.error_trace) == (context.handler.policy.digest, None, None)
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
+    assert (turn.source, turn.next_offset) == (MAIN, 43)
     assert [o.event for o in turn.observations] == [Event.FAILED, Event.SCHEDULED]
 
 

@@ -7,12 +7,12 @@ import logging
 from typing import Any
 
 import pytest
-from doubles import events_of, serving
+from doubles import events_of, rows, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import HOLD_MS
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.rows import OPERATOR, SEQUENCE, decode_row
+from retryapp.core.rows import OPERATOR, SEQUENCE
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
 
@@ -36,8 +36,7 @@ class Calls:
 
 
 def holds(partition: MemoryPartition) -> list[int]:
-    table = partition.transport.pending
-    return [] if table is None else [decode_row(value).hold for _, value in table.page(None, 100)]
+    return [row.hold for row in rows(partition)]
 
 
 def told(partition: MemoryPartition) -> list[tuple[str, str]]:

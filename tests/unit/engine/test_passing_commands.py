@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import events_of, post, reopen
+from doubles import MAIN, about, events_of, post, reopen
 
 from retryapp import CircuitBreaker
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
@@ -19,9 +19,6 @@ from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
-
-CONTROL = TopicPartition("app.orders.control", 0)
-MAIN = TopicPartition("orders", 0)
 
 
 class Bank:
@@ -48,10 +45,6 @@ def partition(bank: Bank, **more: Any) -> MemoryPartition:
     return MemoryPartition(bank, "1h*3", circuit=breaker, **more)
 
 
-def of(name: str, verb: Verb, offset: int) -> Command:
-    return Command(id=name, verb=verb, failure_id=f"app/orders@kq8G0bTz/0/{offset}")
-
-
 def told(orders: MemoryPartition) -> list[tuple[str, str | None]]:
     """Return the commands that have an event, in order, and why they were refused."""
     return [(each.command, each.refused) for each in events_of(orders, Commanded) if each.command]
@@ -66,12 +59,13 @@ async def test_an_outage_and_a_cancel_pass_a_replay_that_waits_for_letters(lette
     async with partition(bank) as orders:
         await orders.send(b"dead", b"one")
         letters.append(False)
-        post(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0), of("cancel", Verb.CANCEL, 1))
+        post(orders, about("replay", Verb.REPLAY, 0), OUTAGE)
+        post(orders, about("hold", Verb.HOLD, 0), about("cancel", Verb.CANCEL, 1))
         await orders.settle()
         assert told(orders) == [("outage", None), ("cancel", None)]
         assert orders.engine.context.pace.forced
         assert [letter.reason for letter in orders.dead_letters] == ["rejected", "cancelled"]
-        post(orders, of("retry", Verb.RETRY_NOW, 1))
+        post(orders, about("retry", Verb.RETRY_NOW, 1))
         await orders.advance(100)
         letters.append(True)
         await orders.advance(100)
@@ -84,16 +78,16 @@ async def test_a_replay_is_refused_once_it_has_waited_long(letters: list[bool]) 
     async with partition(bank) as orders:
         await orders.send(b"dead")
         letters.append(False)
-        post(orders, of("first", Verb.REPLAY, 0))
+        post(orders, about("first", Verb.REPLAY, 0))
         await orders.settle()
         await orders.advance(int(LETTERS_S * 1_000) - 1)
         assert told(orders) == []
         await orders.advance(60)
-        post(orders, of("second", Verb.DISCARD, 0))
+        post(orders, about("second", Verb.DISCARD, 0))
         await orders.settle()
         assert told(orders) == [("first", "not-ready"), ("second", "not-ready")]
         letters.append(True)
-        post(orders, of("third", Verb.REPLAY, 0))
+        post(orders, about("third", Verb.REPLAY, 0))
         await orders.settle()
         assert told(orders)[2:] == [("third", None)]
 
@@ -109,8 +103,8 @@ async def test_at_each_commit_a_kill_neither_repeats_nor_forgets_a_command(lette
             async with partition(bank, transport=transport) as orders:
                 if life == 0:
                     await orders.send(b"dead", b"one")
-                    post(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0))
-                    post(orders, of("cancel", Verb.CANCEL, 1), of("retry", Verb.RETRY_NOW, 1))
+                    post(orders, about("replay", Verb.REPLAY, 0), OUTAGE, about("hold", Verb.HOLD, 0))
+                    post(orders, about("cancel", Verb.CANCEL, 1), about("retry", Verb.RETRY_NOW, 1))
                 await orders.advance(100)
                 if life > 0 or not dying.reached:
                     letters.append(True)
@@ -131,9 +125,10 @@ async def test_what_is_remembered_is_bounded(letters: list[bool], monkeypatch: p
     async with partition(bank) as orders:
         await orders.send(b"dead")
         letters.append(False)
-        post(orders, of("replay", Verb.REPLAY, 0), *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3)))
+        post(orders, about("replay", Verb.REPLAY, 0))
+        post(orders, *(about(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3)))
         await orders.settle()
-        post(orders, *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3, 9)))
+        post(orders, *(about(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3, 9)))
         await orders.advance(100)
         assert [name for name, _ in told(orders)] == ["n0", "n1", "n2"]
         letters.append(True)
@@ -160,13 +155,13 @@ async def test_many_that_have_waited_for_letters_let_others_between(
     async with partition(bank) as orders:
         await orders.send(*[b"dead"] * 500)
         letters.append(False)
-        post(orders, *(of(str(number), Verb.REPLAY, number) for number in range(500)))
+        post(orders, *(about(str(number), Verb.REPLAY, number) for number in range(500)))
         await orders.settle()
         assert told(orders) == []
         monkeypatch.setattr(MemoryReader, "records", picking)
         monkeypatch.setattr(MemoryReader, "read", reading)
         letters.append(True)
-        post(orders, HandlerCommand(id="pause", verb=HandlerVerb.PAUSE), of("again", Verb.REPLAY, 7))
+        post(orders, HandlerCommand(id="pause", verb=HandlerVerb.PAUSE), about("again", Verb.REPLAY, 7))
         await orders.advance(100)
         names = [name for name, _ in told(orders)]
         assert names.index("pause") <= 200
@@ -182,8 +177,8 @@ async def test_no_more_than_may_be_remembered_pass_over_an_opening(letters: list
         await orders.send(b"dead")
         letters.append(False)
         for first in (0, 99):
-            post(orders, *([of("replay", Verb.REPLAY, 0)] * (first == 0)))
-            post(orders, *(of(f"n{number}", Verb.CANCEL, 900 + number) for number in range(first, first + 99)))
+            post(orders, *([about("replay", Verb.REPLAY, 0)] * (first == 0)))
+            post(orders, *(about(f"n{number}", Verb.CANCEL, 900 + number) for number in range(first, first + 99)))
             await orders.settle()
             await reopen(orders)
         assert [name for name, _ in told(orders)] == [f"n{number}" for number in range(100)]
