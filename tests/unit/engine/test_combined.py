@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 import pytest
 from doubles import BankDownError, Gate, pass_time, serving
@@ -172,31 +170,3 @@ async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes()
             await pass_time(orders, 1_000, 100)
             done.append(len(gate.done))
         assert done in ([1, 2, 3], [2, 3, 3])
-
-
-@pytest.mark.parametrize("batch", [None, Batch(4)])
-@pytest.mark.parametrize("raises", [True, False])
-async def test_a_failure_that_is_marked_is_gone(batch: Batch | None, raises: bool) -> None:
-    """With its traceback and all frames, also where the call raises after it: see `test_deliver`."""
-    seen: list[weakref.ref[BankDownError]] = []
-
-    def marked() -> BankDownError:
-        error = BankDownError("marked")
-        seen.append(weakref.ref(error))
-        return error
-
-    async def handler(_value: object, given: Delivery | list[Delivery]) -> None:
-        for delivery in given if isinstance(given, list) else [given]:
-            delivery.fail(marked())
-        if raises:
-            raise BankDownError("raised")
-
-    async with MemoryPartition(handler, "1h", batch=batch) as orders:
-        gc.disable()
-        try:
-            await orders.send(b"a", b"b")
-            await orders.advance(50)
-            assert orders.waiting == {"1h": 2}
-            assert [reference() for reference in seen] == [None] * len(seen) != []
-        finally:
-            gc.enable()
