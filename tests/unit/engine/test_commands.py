@@ -10,7 +10,6 @@ from doubles import CONTROL, DLQ, about, post, serving
 
 from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
-from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import idempotency_key
@@ -384,16 +383,6 @@ async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> Non
         assert seen == [b"1", b"2", b"1"]
         await orders.to_rest()
         assert seen == [b"1", b"2", b"1", b"2", b"3"]
-
-
-async def test_metadata_of_a_replay_names_its_letter() -> None:
-    """So that its success can be marked there."""
-    async with serving(Calls(), "1s", b"one") as (orders, _):
-        await orders.to_rest()
-        await orders.command("replay", 0)
-        copies = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
-        assert copies[1] is not None
-        assert (copies[1].letter, copies[1].attempt, copies[1].replays, copies[1].delivery) == (":0", 0, 1, 3)
 
 
 async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:

@@ -26,16 +26,14 @@ from doubles import (
 )
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION
 from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.record import Damage, Headers, Origin, Record
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery import damage
 from retryapp.engine.delivery.damage import last_resort
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
-from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition, VirtualClock
@@ -107,18 +105,6 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     assert (metadata.reason, metadata.attempt, metadata.origin.offset) == ("damaged", 2, 42)
     assert name in metadata.error_message
     assert (turn.source, turn.rows) == (None, (Row(claim.identity, None, "?"),))
-
-
-async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
-    """Our headers on it are neither believed nor shown."""
-    _, dead = the(await deliver_once(make_context(failing(Reject())), make_record()))
-    seen: list[Delivery] = []
-
-    async def handler(_value: bytes, delivery: Delivery) -> None:
-        seen.append(delivery)
-
-    await deliver_once(make_context(handler), make_record(offset=99, headers=encode_metadata(dead)))
-    assert (seen[0].attempt, seen[0].origin.offset, seen[0].headers) == (1, 99, ())
 
 
 @pytest.fixture

@@ -211,15 +211,6 @@ async def test_a_follower_is_held_before_its_first_attempt(late: bool) -> None:
         assert not orders.waiting
 
 
-async def test_a_newer_record_replaces_one_that_is_held() -> None:
-    """With `order="latest"`: a hold keeps an old state from nobody."""
-    async with serving(Calls(), "1s*3", b"old", key=b"k", order=Order.LATEST) as (orders, calls):
-        await orders.command("hold", 0)
-        await orders.send(b"new", key=b"k")
-        await orders.to_rest()
-        assert calls.seen == [(b"old", 1), (b"new", 1), (b"new", 2)]
-
-
 async def test_a_follower_that_was_held_runs_when_the_handler_has_no_order_any_more() -> None:
     """Like the others."""
     async with serving(Calls(), "1s*3", b"one", b"two", key=b"k", order=Order.KEY) as (orders, calls):

@@ -143,18 +143,6 @@ async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
         assert calls.begun == [b"one", b"two", b"three"]
 
 
-async def test_a_deadline_does_not_count_a_pause() -> None:
-    """Else a long one would be the end of all that waited."""
-    async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):
-        await tell(orders, HandlerVerb.PAUSE)
-        await orders.advance(3_600_000)
-        await tell(orders, HandlerVerb.RESUME)
-        assert orders.dead_letters == []
-        calls.failing = False
-        await orders.to_rest()
-        assert orders.dead_letters == []
-
-
 async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_it() -> None:
     """Several, and one that the hold overlaps: what is left out for one is not counted again for another."""
     async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):

@@ -96,21 +96,6 @@ async def test_a_head_that_runs_has_its_followers_in_the_window() -> None:
         assert (gate.started, orders.waiting, committed(orders)) == ([b"00"], {}, 0)
 
 
-async def test_a_dead_head_frees_its_key() -> None:
-    """Its dead letter is there, and the next one runs."""
-    seen: list[bytes] = []
-
-    async def reject(value: bytes) -> None:
-        seen.append(value)
-        if value == b"1":
-            raise Reject("wrong")
-
-    async with MemoryPartition(reject, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", key=b"a")
-        await orders.to_rest()
-        assert (seen, len(orders.dead_letters)) == ([b"1", b"2"], 1)
-
-
 @pytest.mark.parametrize("lost", [False, True])
 async def test_the_next_session_finds_the_heads(lost: bool) -> None:
     """Of the same worker, or of another: a head that waits goes on waiting, and a held one without head runs."""

@@ -127,14 +127,6 @@ async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None
         MemoryPartition.of(Retries(faust.App("empty", broker="kafka://127.0.0.1:1")), "orders")
 
 
-async def test_event_ids_may_be_named_without_a_declaration() -> None:
-    """As in `@retries.handler`."""
-    script = Script()
-    async with MemoryPartition(script, deduplicate="header:event-id") as orders:
-        await orders.send(b"a", b"a", headers=(("event-id", b"e"),))
-        assert len(script.calls) == 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
