@@ -106,25 +106,6 @@ async def test_a_failure_counts_from_the_latest_that_it_may_be(monkeypatch: pyte
     assert (metadata.last_failed_ms, metadata.due_at_ms) == (now_ms + 7, now_ms + 1_007)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (Reject("no such customer"), "rejected"),
-        (ValueError("never"), "non-retryable"),
-    ],
-)
-async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exception, reason: str) -> None:
-    """With the reason, the traceback and no due time."""
-    policy = RetryPolicy("1s", on=non_retryable(ValueError))
-    context = make_context(failing(error), policy)
-    turn = await deliver_once(context, make_record(headers=USER_HEADERS))
-    out, metadata = the(turn)
-    assert (out.topic, out.key, out.value, out.headers[:2]) == ("app.orders.dlq", b"k", b"v", USER_HEADERS)
-    assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
-    assert metadata.error_trace
-    assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
-
-
 async def test_no_traceback_is_made_of_a_failure_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs more than the rest of the failure, and only a dead letter has it."""
     made: list[BaseException] = []

@@ -15,7 +15,7 @@ from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
 OPEN, CLOSE = HandlerVerb.OPEN, HandlerVerb.CLOSE
-FORCED, HALF_OPEN, CLOSED = CircuitState.FORCED_OPEN, CircuitState.HALF_OPEN, CircuitState.CLOSED
+FORCED, CLOSED = CircuitState.FORCED_OPEN, CircuitState.CLOSED
 
 
 async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:
@@ -58,22 +58,6 @@ async def test_it_stays_forced_open_over_a_restart_and_says_since_when() -> None
         await tell(orders, CLOSE)
         await orders.to_rest()
         assert service.done == [b"one", b"one"]
-
-
-async def test_one_that_was_let_go_elsewhere_is_half_open_at_the_worker_that_knew_it_forced() -> None:
-    """A worker keeps the circuits of the partitions that it has had."""
-    service = Service()
-    orders = partition(service)
-    async with orders:
-        await tell(orders, OPEN)
-    known = orders.handler.known_circuits
-    async with partition(service, transport=orders.transport) as orders:
-        await tell(orders, CLOSE)
-    again = partition(service, transport=orders.transport)
-    again.handler.known_circuits.update(known)
-    again.engine.context.pace.gates[""].circuit = known[0][""]
-    async with again as orders:
-        assert state(orders) is HALF_OPEN
 
 
 async def test_a_failure_that_was_on_its_way_spends_no_attempt() -> None:

@@ -140,18 +140,6 @@ async def test_success_goes_before_a_hold() -> None:
         assert not orders.waiting
 
 
-async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> None:
-    """It waits for a runner when the command comes."""
-    async with serving(Calls(), "1s*3", b"one", b"two", concurrency=1) as (orders, calls):
-        calls.gate.clear()
-        await orders.advance(1_000)
-        assert calls.seen[2:] == [(b"one", 2)]
-        assert (await orders.command("hold", 1))["text"] == "no attempt begins before it is released, or 7d have passed"
-        calls.gate.set()
-        await orders.advance(DAY_MS)
-        assert (calls.seen[3:], holds(orders)) == ([], [OPERATOR])
-
-
 async def test_retry_now_and_cancel_of_a_held_record() -> None:
     """The one sets the time for after the release, and says so; the other ends it."""
     async with serving(Calls(), "1h*3", b"one", b"two") as (orders, calls):

@@ -296,22 +296,6 @@ async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
         assert len(service.done) == 12
 
 
-async def test_time_of_an_outage_does_not_count_for_a_deadline() -> None:
-    """A record had failed before, and fails once more after it: by the clock it would be expired."""
-    service = Service()
-    policy = RetryPolicy("20s 10s", max_elapsed="40s")
-    async with partition(service, policy, circuit=CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s")) as orders:
-        await orders.send(service.poison)
-        service.down = BankDownError()
-        await orders.advance(1_000)
-        await orders.send(*(b"%d" % n for n in range(6)))
-        assert state(orders) is CircuitState.OPEN
-        await pass_time(orders, 60_000, 500)
-        service.down = None
-        await pass_time(orders, 60_000, 500)
-        assert [letter.reason for letter in orders.dead_letters] == ["exhausted"]
-
-
 @pytest.mark.parametrize("more", [False, True])
 async def test_a_circuit_that_nothing_waits_for_closes(more: bool) -> None:
     """Half-open for hours on a topic without records it had no free attempt left for its next outage."""

@@ -179,16 +179,6 @@ async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> No
         assert (circuit.closed, len(calls.begun), len(told(orders))) == (True, 5, 5)
 
 
-async def test_a_record_that_pauses_can_be_cancelled_meanwhile() -> None:
-    """Where nobody can make it succeed."""
-    async with serving(Calls(), POLICY, b"one") as (orders, calls):
-        assert (await orders.command("cancel", 0))["refused"] is None
-        calls.closed = False
-        await go_on(orders)
-        await orders.send(b"two")
-        assert (calls.begun, [letter.reason for letter in orders.dead_letters]) == ([b"one", b"two"], ["cancelled"])
-
-
 async def defer(_value: bytes) -> None:
     """Wait for an event that never comes."""
     raise Defer("1s")

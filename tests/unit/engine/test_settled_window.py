@@ -80,11 +80,3 @@ def test_what_was_settled_before_is_counted_and_not_observed_again() -> None:
     ]
     assert [[seen.count for seen in turn.observations] for turn in turns] == [[1], [], [1]]
     assert (window.waiting, window.is_late()) == (0, False)
-
-
-def test_a_session_forgets_what_the_offset_has_passed() -> None:
-    """Or its note would fill up, and the outcomes after it wait."""
-    beyond = Beyond(MAIN, 0, {1: True, 5: False})
-    beyond.passed([Turn(source=MAIN, next_offset=3), Turn(claim=b"row")])
-    beyond.passed([Turn(source=MAIN, next_offset=9, beyond={8: True})])
-    assert (beyond._noted, beyond._committed) == ({5: False}, 3)
