@@ -24,7 +24,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import LateFailError
 from retryapp.engine.lane.rounds import ROUND_S
 from retryapp.ports import Event
-from retryapp.testing import MemoryDestinations, MemoryPartition, Step, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 BATCH = Batch(4, "50ms")
 
@@ -225,25 +225,6 @@ async def test_a_drain_begins_what_is_gathered_and_tries_no_halves() -> None:
         await orders.advance(50)
         assert handler.calls[2:] == [[b"raise c", b"d"], [b"raise c"], [b"d"]]
         assert failed(orders) == {b"raise c": (1, 2)}
-
-
-async def test_a_session_that_ends_leaves_no_outcome() -> None:
-    """The call is cancelled, and the next session has all of it again."""
-    calls: list[list[bytes]] = []
-
-    async def handler(values: list[bytes]) -> None:
-        calls.append(values)
-        await asyncio.sleep(5)
-
-    async with serving(handler, "1h", *names(4), batch=BATCH) as (orders, _):
-        opening = orders.transport.pause(Step.PROVE)
-        orders.lane.fail(RuntimeError("lane"))
-        await orders.settle()
-        assert not orders.engine._running
-        opening.set()
-        await orders.advance(200)
-        await orders.advance(5_000)
-        assert (calls, orders.engine.in_flight) == ([names(4), names(4)], 0)
 
 
 async def test_suspects_run_alone() -> None:
