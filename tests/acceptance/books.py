@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 from harness import Evidence, Stage, Visit, Worker, wait_for
@@ -16,6 +16,8 @@ from harness.operator import Operator, answered
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.core.record import Record
 from retryapp.kafka import read_topic
+
+T = TypeVar("T")
 
 
 def named(stage: Stage, name: str) -> str:
@@ -70,9 +72,13 @@ def repeating(step: Callable[[], object], every_s: float) -> Iterator[None]:
 
 def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:
     """Group visits by failure id, in order of arrival."""
-    found: defaultdict[str, list[Visit]] = defaultdict(list)
+    return grouped(visits, lambda visit: visit.failure_id)
+
+
+def grouped(visits: list[Visit], by: Callable[[Visit], T]) -> dict[T, list[Visit]]:
+    found: defaultdict[T, list[Visit]] = defaultdict(list)
     for visit in visits:
-        found[visit.failure_id].append(visit)
+        found[by(visit)].append(visit)
     return found
 
 

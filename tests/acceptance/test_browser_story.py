@@ -13,7 +13,6 @@ from harness.browser import open_browser
 from harness.evidence import Evidence
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(300)]
 OF_LEDGER, PARTITIONS, RECORDS = 700, 3, 2_000
@@ -124,7 +123,5 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
     assert sum(taken.values()) == OF_LEDGER + 1
     assert max(taken.values()) == 1, "none twice, by the service's own log"
     assert all(len(each) == 1 for each in keys.values()), "a replay has the key of the first attempt"
-    ledger = take_ledger(stage.connection, evidence.topology)
-    assert ledger.problems == (), ledger.problems
-    total = ledger.total
+    total = stage.balance(evidence.topology)
     assert (total.received, total.done, total.dead, total.pending, total.lost) == (2_002, 701, 1_300, 1, 0)

@@ -18,7 +18,6 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.commands import send_commands
 from retryapp.kafka.remembered import remembered
-from retryapp.ledger import take_ledger
 from retryapp.lookup.jobs import Order, begin, parts_of, tell_handler, tell_job
 from retryapp.lookup.previews import Scope
 
@@ -68,9 +67,8 @@ def test_commands_outlive_history_offsets_and_disks(stage: Stage) -> None:
     assert [event for event in events if isinstance(event, Commanded)] == []
     assert len(stage.service.visits) == visits + 60
     assert {visit.replays for visit in stage.service.visits[visits:]} == {0}
-    ledger = take_ledger(stage.connection, topology)
-    assert ledger.problems == (), ledger.problems
-    assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (60, 60, 0, 0)
+    total = stage.balance(topology)
+    assert (total.received, total.done, total.dead, total.lost) == (60, 60, 0, 0)
 
     misplaced = Command(id="m", verb=Verb.CANCEL, failure_id=f"{stage.group}/{topic}@x/1/0").to_record(topic, 0).value
     for number in range(BAD):

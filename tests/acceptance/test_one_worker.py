@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,14 +115,10 @@ def test_pages_of_a_running_worker(house: Stage) -> None:
     assert status == 200
     assert all(topic in index for topic in house.handlers)
     assert worker.get("/table/")[0] == 404
-    status, metrics = worker.get("/retries/metrics")
-    assert status == 200
     orders = named(house, "orders")
-    found = re.search(rf'retryapp_dead_letters\{{handler="{orders}"\}} (\S+)', metrics)
-    assert found is not None, metrics
-    assert float(found.group(1)) == len(house.evidence(orders).records(house.topology(orders).dlq))
-    open_lanes = re.findall(r"retryapp_lanes_open\{handler=\"[^\"]+\"\} (\S+)", metrics)
-    assert [float(n) for n in open_lanes] == [2.0] * len(house.handlers)
+    dead = house.evidence(orders).records(house.topology(orders).dlq)
+    assert worker.series("retryapp_dead_letters")[f'handler="{orders}"'] == len(dead)
+    assert [*worker.series("retryapp_lanes_open").values()] == [2.0] * len(house.handlers)
 
 
 def test_stop_and_start_again(house: Stage) -> None:

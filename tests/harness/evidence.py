@@ -72,6 +72,16 @@ class Evidence:
         main = self.topology.main
         return sum(1 for _ in read_topic(self.connection, main, start=self.committed(main)))
 
+    def wait_settled(self, timeout_s: float = 60.0) -> None:
+        """Wait until nothing waits and every offset is committed."""
+        # a record may fail between two looks: twice nothing, with what waits in between
+        wait_for(
+            lambda: (self.unsettled(), self.waiting(), self.unsettled()) == (0, 0, 0),
+            f"{self.topology.main} is settled",
+            timeout_s=timeout_s,
+            every_s=0.2,
+        )
+
     def handoffs(self) -> Counter[tuple[str, str, int]]:
         """Count the copies that a committed reader sees: (station, failure id, delivery) → how often."""
         counts: Counter[tuple[str, str, int]] = Counter()

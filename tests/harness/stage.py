@@ -21,8 +21,7 @@ from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.ledger import take_ledger
-from retryapp.stage import wait_for
+from retryapp.ledger import Balance, take_ledger
 
 PARTITIONS = 2
 
@@ -143,6 +142,12 @@ class Stage:
     def evidence(self, topic: str) -> Evidence:
         return Evidence(self.connection, self.topology(topic))
 
+    def balance(self, topology: HandlerTopology) -> Balance:
+        """Return the ledger's count, which adds up."""
+        ledger = take_ledger(self.connection, topology)
+        assert ledger.problems == (), ledger.problems
+        return ledger.total
+
     def producer(self) -> Producer:
         return Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5})
 
@@ -159,22 +164,15 @@ class Stage:
         assert producer.flush(20) == 0, "the broker did not take all records"
         return count
 
-    def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
-        """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger agrees.
+    def wait_settled(self, topic: str, timeout_s: float = 40.0) -> Balance:
+        """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger adds up.
 
-        `ledger=False` is for topics that the test itself has changed.
+        Returns:
+            The ledger's count.
         """
         evidence = self.evidence(topic)
-        # a record may fail between two looks: twice nothing, with what waits in between
-        wait_for(
-            lambda: (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == (0, 0, 0),
-            f"{topic} is settled",
-            timeout_s=timeout_s,
-            every_s=0.2,
-        )
-        if ledger:
-            taken = take_ledger(self.connection, self.topology(topic))
-            assert taken.problems == (), taken.problems
+        evidence.wait_settled(timeout_s)
+        return self.balance(evidence.topology)
 
     def close(self) -> None:
         """End every process; print their logs' ends and the lives of lanes (pytest shows them when the test fails)."""
