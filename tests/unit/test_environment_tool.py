@@ -102,15 +102,18 @@ def test_the_demo_goes_on_where_spark_cannot_be_installed(
     assert installed_extras(tool) == ["demo", "spark"]
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_file_installs_again(tool: ModuleType, name: str) -> None:
-    """Into the same environment."""
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "Python"])
+def test_a_change_installs_again(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """Into the same environment; packages are built for one Python, so another one makes it anew."""
     tool.main(["demo"])
     tool.commands.clear()
-    (tool.ROOT / name).write_text("changed")
+    if changed == "Python":
+        monkeypatch.setattr(tool, "_python_identity", lambda: "another")
+    else:
+        (tool.ROOT / changed).write_text("changed")
     tool.main(["demo"])
     assert tool.commands
-    assert not any("venv" in command for command in tool.commands)
+    assert any("--clear" in command for command in tool.commands) == (changed == "Python")
 
 
 def offline(command: list[str]) -> None:
@@ -144,15 +147,6 @@ def test_a_demo_that_is_there_needs_no_package_index(
     monkeypatch.setattr(tool, "_run", offline)
     assert tool.main(["demo"]) == tool.main(["demo-without-report"]) == 0
     assert "there will be no report" in capsys.readouterr().err
-
-
-def test_another_python_makes_it_anew(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages are built for one Python."""
-    tool.main(["demo"])
-    tool.commands.clear()
-    monkeypatch.setattr(tool, "_python_identity", lambda: "another")
-    tool.main(["demo"])
-    assert "--clear" in tool.commands[0]
 
 
 def test_java_is_installed_where_there_is_none(

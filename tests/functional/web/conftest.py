@@ -9,13 +9,14 @@ import pytest
 from functional.web.server import Site, serving
 from functional.web.worker import FakeWorker, busy_worker
 
-from retryapp.web import lists
+from retryapp.web import lists, peers
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no search end its page early because the machine is busy."""
+    """Let no search end its page early, and no worker seem silent, because the machine is busy."""
     monkeypatch.setattr(lists, "READ_S", 30.0)
+    monkeypatch.setattr(peers, "DEADLINE_S", 30.0)
 
 
 @pytest.fixture

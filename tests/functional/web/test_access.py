@@ -416,11 +416,8 @@ async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: Fa
             assert (MAIN in body) == told, "a login hook knows people, too"
 
 
-async def test_a_worker_asks_others_with_the_secret_of_the_group(
-    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWorker) -> None:
     """Pages of other machines need a token to be looked at, which workers do not have."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     other, asking = busy_worker(), worker
     other.parts[MAIN] = [partition(0, state="elsewhere"), partition(1, pending=40)]
     for secret, pending in (("s3cret", 43), ("another", 3), ("", 3)):
