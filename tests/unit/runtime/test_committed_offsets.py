@@ -79,18 +79,6 @@ async def test_a_new_group_begins_at_the_start_and_writes_that_down(
     assert [batch.offsets for batch in noted] == [{MAIN: 100}]
 
 
-async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
-    """The broker forgets them when nobody was in the group for a week; the last record in the changelog counts."""
-    topics.committed = {}
-    for offset in (110, 130):
-        topics.put(CHANGELOG, *ROW[:2])
-        put_progress(topics, "now", offset)
-    assert await lane.committed() == {MAIN: 130}
-    assert [batch.offsets for batch in noted] == [{MAIN: 130}]
-
-
 @pytest.mark.parametrize(
     ("note", "written", "suspected"),
     [
@@ -152,17 +140,6 @@ async def test_a_life_marks_the_row_at_which_it_begins(
     await lane.close()
 
 
-async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
-    """Its records are others; rows of the former one wait on."""
-    topics.committed = {}
-    topics.put(CHANGELOG, *ROW[:2])
-    put_progress(topics, "before", 500)
-    assert await lane.committed() == {MAIN: 100}
-    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
-
-
 async def test_an_offset_of_a_main_topic_that_was_made_again_does_not_count(
     lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
 ) -> None:
@@ -176,14 +153,16 @@ async def test_an_offset_of_a_main_topic_that_was_made_again_does_not_count(
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
-    lane: KafkaTransport, topics: Topics, known: bool
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], known: bool
 ) -> None:
-    """Also where a new group would begin at its end: this one is not new, and has seen none of it."""
+    """Also where a new group would begin at its end: this one is not new, and has seen none of it; its rows wait on."""
     lane.place.start_at_end = True
     topics.committed = {}
     if known:
-        put_progress(topics, "before", 130)
+        topics.put(CHANGELOG, *ROW[:2])
+        put_progress(topics, "before", 500)
     assert await lane.committed() == {MAIN: 100 if known else 150}
+    assert [batch.offsets for batch in noted] == [{MAIN: 100 if known else 150}]
 
 
 async def test_a_kill_at_the_question_for_the_topic_has_written_nothing(
@@ -334,11 +313,16 @@ async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaTranspor
     assert lane.counted_from(119, 7) == Tally(from_offset=119, since_ms=7)
 
 
-async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport, topics: Topics) -> None:
-    """For a group whose offsets have expired."""
+async def test_what_was_counted_is_in_the_changelog_as_well(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
+    """For a group whose offsets have expired, as the broker forgets them after a week: the last record counts."""
     topics.committed = {}
+    put_progress(topics, "now", 110)
+    topics.put(CHANGELOG, *ROW[:2])
     put_progress(topics, "now", 130, COUNTED.text(130))
-    assert (await lane.committed())[MAIN] == 130
+    assert await lane.committed() == {MAIN: 130}
+    assert [batch.offsets for batch in noted] == [{MAIN: 130}]
     assert lane.counted_from(130, 7) == COUNTED
 
 
