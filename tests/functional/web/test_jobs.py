@@ -422,41 +422,35 @@ async def test_a_handler_of_which_every_delivery_fails_needs_action(
 ) -> None:
     """Nothing is dead or late for hours then, and the page said that there was nothing to do."""
     worker.lately = Activity(span_s=30, deliveries=10, failures=failures, late_within={})
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    todo = (await site.facts("/retries/"))["todo"]
     assert [each["text"] for each in todo if "fails" in each["text"]] == said
 
 
-async def test_a_partition_that_is_blocked_needs_action(site: Site, worker: FakeWorker) -> None:
-    """The overview and the partition say what keeps its records on the main topic."""
-    worker.parts["flights"] = [
-        partition(number, blocked=f"later records wait for offset {number}") for number in (0, 1)
-    ]
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
-    blocked = next(each for each in todo if "later records" in each["text"])
-    assert blocked["text"] == "partition 0: later records wait for offset 0; blocked as well: partition 1"
-    assert blocked["path"] == "/retries/flights/pending"
-    assert "later records wait for offset 1" in (await site.get("/retries/flights/"))[2]
+BLOCKED = "partition 0: later records wait for offset 0"
 
 
 @pytest.mark.parametrize(
-    ("since_ms", "said"), [(60_000, []), (60_001, ["partition 0: later records wait for offset 0"])]
+    ("since_ms", "partitions", "said"),
+    [(None, 2, [f"{BLOCKED}; blocked as well: partition 1"]), (60_000, 1, []), (60_001, 1, [BLOCKED])],
 )
-async def test_a_short_wait_for_a_record_needs_no_action(
-    site: Site, worker: FakeWorker, since_ms: int, said: list[str]
+async def test_a_partition_that_is_blocked_for_long_needs_action(
+    site: Site, worker: FakeWorker, since_ms: int | None, partitions: int, said: list[str]
 ) -> None:
     """An ordered handler waits at each retry; the partition says so, the overview only where it goes on failing."""
-    blocked = {"blocked": "later records wait for offset 0", "blocked_since_ms": NOW_MS - since_ms}
-    worker.parts["flights"] = [partition(0, **blocked)]
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
-    assert [each["text"] for each in todo if "later records" in each["text"]] == said
-    assert "later records wait for offset 0" in (await site.get("/retries/flights/"))[2]
+    since = {} if since_ms is None else {"blocked_since_ms": NOW_MS - since_ms}
+    worker.parts["flights"] = [
+        partition(number, blocked=f"later records wait for offset {number}", **since) for number in range(partitions)
+    ]
+    todo = [each for each in (await site.facts("/retries/"))["todo"] if "later records" in each["text"]]
+    assert [(each["text"], each["path"]) for each in todo] == [(text, "/retries/flights/pending") for text in said]
+    assert f"later records wait for offset {partitions - 1}" in (await site.get("/retries/flights/"))[2]
 
 
 async def test_a_job_that_is_over_needs_no_action(site: Site, worker: FakeWorker) -> None:
     """However its parts have ended: why stays on its own page, under its own word."""
     (job,) = [part for part in worker.remembered[MAIN][0] if part.paused]
     job.state = PartState.ENDED
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    todo = (await site.facts("/retries/"))["todo"]
     assert [each["text"] for each in todo if "job is paused" in each["text"]] == []
     page = (await site.get(f"{BASE}/jobs/{job.job}"))[2]
     assert f"Ended: {job.paused}" in page
@@ -465,7 +459,7 @@ async def test_a_job_that_is_over_needs_no_action(site: Site, worker: FakeWorker
 async def test_the_overview_says_first_what_needs_action(site: Site, worker: FakeWorker) -> None:
     """The worst first; nothing where all is well."""
     worker.parts["flights"] = [partition(0, paused="paused by ann", next_due_ms=NOW_MS - 100_000), partition(1)]
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    todo = (await site.facts("/retries/"))["todo"]
     assert [each["text"].partition(":")[0] for each in todo] == [
         "nothing goes on at partition 4",
         "no worker is known for partition 3",
@@ -476,7 +470,7 @@ async def test_the_overview_says_first_what_needs_action(site: Site, worker: Fak
         "replay job goes on",
     ]
     worker.parts["flights"][0] = replace(worker.parts["flights"][0], as_of_ms=NOW_MS - 200_000)
-    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    todo = (await site.facts("/retries/"))["todo"]
     assert not any("the oldest waiting record" in each["text"] for each in todo), "it may have been delivered since"
     worker.infos = worker.infos[1:]
     worker.parts["flights"] = [partition(0), partition(1)]
