@@ -25,6 +25,9 @@ from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLate
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
 TYPES = {"bytes": bytes, "dict": dict}
+AS_THEY_ARE = ("tiers", "concurrency", "max_crashes", "deduplicate", "order", "on_dead", "payload", "redelivery",
+               "rate_limit", "max_concurrent")  # fmt: skip
+"""Arguments of a declaration that the spec has under the same names; empty ones are none."""
 
 app = faust.App(
     SPEC["group"],
@@ -109,28 +112,19 @@ def declare(wanted: dict[str, Any]) -> None:
 
         await asyncio.gather(*(handle_one(*both) for both in zip(values, deliveries, strict=True)))
 
-    batch, rules = wanted.get("batch"), [pausing(ServiceError)] if wanted.get("pauses") else []
+    rules = [pausing(ServiceError)] if wanted["pauses"] else []
     declared = retries.handler(
         wanted["topic"],
         value=TYPES[wanted["value"]],
-        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted.get("hot") or None, on=rules),
-        tiers=wanted["tiers"],
-        concurrency=wanted["concurrency"],
-        max_crashes=wanted["max_crashes"],
-        deduplicate=wanted.get("deduplicate") or None,
-        order=wanted.get("order", "none"),
-        on_dead=wanted.get("on_dead", "release"),
-        **wanted.get("caps", {}),
-        payload=wanted.get("payload", "copy"),
-        redelivery=wanted.get("redelivery", "direct"),
-        rate_limit=wanted.get("rate_limit") or None,
-        max_concurrent=wanted.get("max_concurrent") or None,
-        circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
-        circuits={name: CircuitBreaker(**more) for name, more in wanted.get("circuits", {}).items()},
-        publishes=[wanted["publishes"]] if wanted.get("declares") else [],
-        batch=Batch(batch, "200ms") if batch else None,
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted["hot"] or None, on=rules),
+        **{name: wanted[name] or None for name in AS_THEY_ARE},
+        **wanted["caps"],
+        circuit=CircuitBreaker(**wanted["circuit"]) if wanted["circuit"] else None,
+        circuits={name: CircuitBreaker(**more) for name, more in wanted["circuits"].items()},
+        publishes=[wanted["publishes"]] if wanted["declares"] else [],
+        batch=Batch(wanted["batch"], "200ms") if wanted["batch"] else None,
     )
-    declared(handle_list if batch else handle)
+    declared(handle_list if wanted["batch"] else handle)
 
 
 def arm(crash: dict[str, Any]) -> None:

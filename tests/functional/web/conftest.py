@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
-from functional.web.server import Site, serving
+from functional.web.server import Site, opened
 from functional.web.worker import FakeWorker, busy_worker
 
 from retryapp.web import lists, peers
@@ -26,5 +25,5 @@ def worker() -> FakeWorker:
 
 @pytest.fixture
 async def site(worker: FakeWorker) -> AsyncIterator[Site]:
-    async with serving(worker) as url, aiohttp.ClientSession() as session:
-        yield Site(url, worker, session)
+    async with opened(worker) as made:
+        yield made
