@@ -31,19 +31,19 @@ REPLAY = {"verb": "replay", "failure_id": NAME, "why": "mended"}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
-@pytest.mark.parametrize(
-    ("path", "sent"),
-    [
-        ("command", REPLAY),
-        ("command/selection", {"verb": "replay", "why": "x", "failure_ids": [NAME]}),
-        ("command/handler", {"verb": "pause", "why": "x"}),
-    ],
-)
-async def test_while_no_broker_answers_nothing_is_sent(worker: FakeWorker, path: str, sent: Any) -> None:
+POSTS = {
+    "command": ("send_commands", REPLAY),
+    "command/selection": ("send_commands", {"verb": "replay", "why": "x", "failure_ids": [NAME]}),
+    "command/handler": ("tell_handler", {"verb": "pause", "why": "x"}),
+}
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_while_no_broker_answers_nothing_is_sent(worker: FakeWorker, path: str) -> None:
     """It is asked first: the answer says that nothing was sent, and what to do."""
     worker.broker_down = True
     async with opened(worker, Operators(local=Role.ADMIN)) as site:
-        status, body, headers = await site.post(sent, path=f"{BASE}/{path}")
+        status, body, headers = await site.post(POSTS[path][1], path=f"{BASE}/{path}")
     error = json.loads(body)["error"]
     assert (status, error["code"], headers["Retry-After"]) == (503, "no-broker", "2")
     assert "nothing was sent: connection refused" in error["message"]
@@ -51,25 +51,18 @@ async def test_while_no_broker_answers_nothing_is_sent(worker: FakeWorker, path:
     assert (worker.commands, worker.asked) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("path", "call", "sent"),
-    [
-        ("command", "send_commands", REPLAY),
-        ("command/selection", "send_commands", {"verb": "replay", "why": "x", "failure_ids": [NAME]}),
-        ("command/handler", "tell_handler", {"verb": "pause", "why": "x"}),
-    ],
-)
+@pytest.mark.parametrize("path", POSTS)
 async def test_a_right_that_the_worker_lacks_is_named(
-    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str, call: str, sent: Any
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """Whoever asked again in a few seconds, as the answer said, got the same."""
 
     def refuse(*_asked: Any, **_more: Any) -> None:
         raise AccessDeniedError("write to topic 'c'", "localhost:9092", "Topic authorization failed. Needed: Write")
 
-    monkeypatch.setattr(worker, call, refuse)
+    monkeypatch.setattr(worker, POSTS[path][0], refuse)
     async with opened(worker, Operators(local=Role.ADMIN)) as site:
-        status, body, headers = await site.post(sent, path=f"{BASE}/{path}")
+        status, body, headers = await site.post(POSTS[path][1], path=f"{BASE}/{path}")
     error = json.loads(body)["error"]
     assert (status, error["code"], "Retry-After" in headers) == (503, "not-allowed", False)
     assert "Needed: Write. Grant the right: 'retryapp plan" in error["message"]
