@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from harness import Evidence, Stage, Visit, Worker, wait_for
 from harness.operator import Operator, answered
 
-from retryapp.core.lifecycle import Progress, decode_event
+from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Record
 from retryapp.kafka import read_topic
 
@@ -137,10 +137,9 @@ def check_counts(evidence: Evidence) -> None:
     All workers must have stopped: they write what they have counted when a partition leaves them.
     """
     topology = evidence.topology
-    events = [decode_event(record.value or b"") for record in evidence.records(topology.events)]
     records, retries = evidence.records(topology.main), evidence.retries()
     for number, committed in evidence.committed(topology.main).items():
-        ranges = [event for event in events if isinstance(event, Progress) and event.partition == number]
+        ranges = [event for event in evidence.events(Progress) if event.partition == number]
         offsets = [record.offset for record in records if record.partition == number]
         failed = {m.origin.offset for _, m in retries if m.origin.partition == number}
         assert [event.from_offset for event in ranges] == [0, *(event.to_offset for event in ranges[:-1])]

@@ -12,7 +12,7 @@ from harness.evidence import Evidence
 from harness.terminal import retryapp
 
 from retryapp.core.control import is_mark
-from retryapp.core.lifecycle import Discarded, Handled, decode_event
+from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin
 from retryapp.ledger import Balance
@@ -72,15 +72,11 @@ def letters_of(stage: Stage, topic: str, name: str = "") -> HandlerTopology:
     return HandlerTopology(stage.group, main, drop=True, letters_of=topic)
 
 
-def settled(stage: Stage, topology: HandlerTopology) -> Balance:
-    """Wait until everything has its fate; return the ledger's count, which adds up."""
-    Evidence(stage.connection, topology).wait_settled()
-    return stage.balance(topology)
-
-
-def events(stage: Stage, topology: HandlerTopology) -> list[object]:
-    records = Evidence(stage.connection, topology).records(topology.events)
-    return [decode_event(record.value or b"") for record in records]
+def settled(stage: Stage, topology: HandlerTopology) -> tuple[Balance, Evidence]:
+    """Wait until everything has its fate; return the ledger's count, which adds up, and what the topics say."""
+    evidence = Evidence(stage.connection, topology)
+    evidence.wait_settled()
+    return evidence.balance(), evidence
 
 
 def test_letters_are_handled_once_over_a_kill(stage: Stage) -> None:
@@ -108,20 +104,19 @@ def test_letters_are_handled_once_over_a_kill(stage: Stage) -> None:
     first.kill()
     gate.set()
     worker = stage.worker("second")
-    total = settled(stage, HandlerTopology(stage.group, topic, dead_letters=("invalid",)))
+    total, _ = settled(stage, HandlerTopology(stage.group, topic, dead_letters=("invalid",)))
     assert (total.received, total.dead, total.lost) == (48, len(dead), 0)
     invalid = {fact["id"] for fact in facts if fact["invalid"]}
     for name, ids in (("", dead - invalid), (".invalid", invalid)):
-        topology = letters_of(stage, topic, name)
-        total = settled(stage, topology)
+        total, evidence = settled(stage, letters_of(stage, topic, name))
         lost_cause = {n for n in ids if facts[n]["letter"] >= 3}
         assert ids, "the case is there"
         assert lost_cause, "the case is there"
         assert (total.received, total.done, total.dead) == (len(ids), len(ids - lost_cause), len(lost_cause))
-        marks = [event for event in events(stage, topology) if isinstance(event, Handled | Discarded)]
+        marks = [*evidence.events(Handled), *evidence.events(Discarded)]
         by_letter = {
             (record.partition, record.offset): json.loads(record.value or b"")["id"]
-            for record in Evidence(stage.connection, topology).records(topology.main)
+            for record in evidence.records(evidence.topology.main)
             if not is_mark(record.headers)
         }
         found = Counter(
@@ -166,9 +161,9 @@ def test_what_is_dropped_is_counted(stage: Stage) -> None:
     stage.produce(views, [{"id": n, "fail": n % 4} for n in range(40)])
     worker = stage.worker()
     topology = HandlerTopology(stage.group, views, drop=True)
-    total = settled(stage, topology)
+    total, evidence = settled(stage, topology)
     assert (total.received, total.done, total.discarded, total.dead) == (40, 20, 20, 0)
-    gone = [event for event in events(stage, topology) if isinstance(event, Discarded)]
+    gone = evidence.events(Discarded)
     assert Counter((e.kind, e.reason, e.error_type, e.error_message, e.attempt) for e in gone) == {
         ("discarded", "exhausted", "app.ServiceError", "503 from the service", 2): 20
     }
@@ -194,7 +189,7 @@ def test_a_paused_handler_of_letters_passes_what_was_replayed_meanwhile(stage: S
     assert retryapp(stage, "dead", "replay", *place, ids[0], "--why", "mended")[0] == 0
     assert retryapp(stage, "dead", "discard", *place, ids[1], "--why", "test data")[0] == 0
     assert retryapp(stage, "handler", "resume", *place, "--topic", letters.main, "--why", "done")[0] == 0
-    total = settled(stage, letters)
+    total, _ = settled(stage, letters)
     assert (total.received, total.done, total.skipped, total.copies) == (6, 4, 2, 7), (
         "four marks of its own, three more"
     )
@@ -208,7 +203,7 @@ def test_a_paused_handler_of_letters_passes_what_was_replayed_meanwhile(stage: S
     page = json.loads(worker.get(f"/retries/{topic}/dead?marked=1&format=json")[1])["records"]
     for records in (listed, page):
         assert {record["failure_id"]: record["mark"] for record in records} == marks
-    total = settled(stage, HandlerTopology(stage.group, topic, dead_letters=("invalid",)))
+    total, _ = settled(stage, HandlerTopology(stage.group, topic, dead_letters=("invalid",)))
     assert (total.received, total.done, total.dead, total.handled, total.discarded) == (6, 2, 3, 3, 1)
     assert worker.stop() == 0
 
@@ -234,14 +229,14 @@ def test_another_app_is_told_why_a_record_died(stage: Stage, make_stage: Callabl
     topology = HandlerTopology(
         other.group, evidence.topology.dlq, drop=True, letters_of=topic, letters_from=stage.group
     )
-    total = settled(other, topology)
+    total, warned = settled(other, topology)
     assert (total.received, total.done, total.dead) == (count, count - count // 3, count // 3)
     said = {visit.facts["id"]: json.loads(visit.key or b"") for visit in other.service.of("warned")}
     assert {n: tuple(each[:2]) for n, each in said.items()} == dict.fromkeys(
         range(count), ("rejected", "the service will never take it")
     )
     assert all(origin.startswith(topic) for _, _, origin in said.values())
-    marks = Counter(event.kind for event in events(other, topology) if isinstance(event, Handled | Discarded))
+    marks = Counter(event.kind for event in [*warned.events(Handled), *warned.events(Discarded)])
     assert marks == {"handled": count - count // 3, "failed": count // 3}
     assert len(evidence.records(evidence.topology.dlq)) == before, "nothing is written to it"
     assert retryapp(other, "plan", "-A", "app")[1]["ok"]

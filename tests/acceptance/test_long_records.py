@@ -54,7 +54,7 @@ def test_records_behind_a_hung_one_are_retried_on_time_and_a_kill_repeats_none(s
     print(f"retries behind a hung record: n {len(waits_ms)}, late by {min(waits_ms)} to {max(waits_ms)} ms")  # noqa: T201 - for the report
     assert 0 <= min(waits_ms) <= max(waits_ms) < LATE_MS
     assert evidence.committed(topic) == {0: 0}
-    stage.balance(evidence.topology)
+    evidence.balance()
     everyone = BEHIND + 1 + len(waits_ms)
     wait_for(lambda: len(settled(stage, topic)) == BEHIND, "those that succeeded at once are noted, too")
 
@@ -68,5 +68,5 @@ def test_records_behind_a_hung_one_are_retried_on_time_and_a_kill_repeats_none(s
     assert set(visits.values()) == {1}, "nothing else ran again"
     assert len(visits) == BEHIND + len(waits_ms)
     assert evidence.repeated_handoffs() == {}
-    total = stage.balance(evidence.topology)
+    total = evidence.balance()
     assert (total.received, total.done, total.pending) == (BEHIND + 1, BEHIND + 1 - twice, twice)

@@ -85,7 +85,7 @@ def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stag
     stage.produce(blocked, [{"id": 1, "key": "other"}], 1)
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 30 // KEYS + 1), "one more is behind")
     assert [visit.facts["id"] for visit in stage.service.of(topic) if visit.key == b"k0"] == [0]
-    total = stage.balance(evidence.topology)
+    total = evidence.balance()
     assert (total.done, total.pending, total.held) == (32 - 7, 1, 30 // KEYS)
 
     stage.wait_settled(released)

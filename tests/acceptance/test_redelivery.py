@@ -59,7 +59,7 @@ def test_groups_of_one_topic_do_not_see_each_others_retries(bootstrap: str, make
         assert attempts == expected
         again = sum(len(each) - 1 for each in expected.values()) if stage is not third else 0
         assert sum(name.startswith(stage.group) for name in published) == again
-        total = stage.balance(stage.topology(topic))
+        total = stage.evidence(topic).balance()
         assert (total.received, total.done, total.copies) == (RECORDS, RECORDS, len(published))
 
 

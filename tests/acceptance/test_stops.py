@@ -35,7 +35,7 @@ def test_a_sequence_stops_behind_a_dead_record_over_a_kill_until_it_is_released(
     assert [record["held_by"] for record in records] == ["stopped"] * 2 + ["sequence"] * 7
     names = {record["origin_offset"]: record["failure_id"] for record in records[:2]}
     assert sorted(names) == [0, 1]
-    total = stage.balance(evidence.topology)
+    total = evidence.balance()
     assert (total.done, total.dead, total.held) == (5, 2, 7)
     (todo,) = [each for each in json.loads(worker.get("/retries/?format=json")[1])["todo"] if "stopped" in each["text"]]
     assert todo["text"].startswith("2 sequences have stopped")

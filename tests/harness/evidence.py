@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import Succeeded, decode_event
+from retryapp.core.lifecycle import LifecycleEvent, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic
 from retryapp.kafka.admin import COORDINATOR_COMING
+from retryapp.ledger import Balance, take_ledger
 from retryapp.stage import wait_for
+
+E = TypeVar("E", bound=LifecycleEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,19 @@ class Evidence:
     def dead(self) -> list[tuple[Record, RetryMetadata]]:
         return self.copies(*self.topology.dlqs)
 
+    def events(self, kind: type[E]) -> list[E]:
+        """Return the events of a kind."""
+        events = (decode_event(record.value or b"") for record in self.records(self.topology.events))
+        return [event for event in events if isinstance(event, kind)]
+
     def succeeded(self) -> list[Succeeded]:
-        """Return the events of success after a failure."""
-        events = (decode_event(r.value or b"") for r in read_topic(self.connection, self.topology.events))
-        return [event for event in events if isinstance(event, Succeeded)]
+        return self.events(Succeeded)
+
+    def balance(self) -> Balance:
+        """Return the ledger's count, which adds up."""
+        ledger = take_ledger(self.connection, self.topology)
+        assert ledger.problems == (), ledger.problems
+        return ledger.total
 
     def waiting(self) -> int:
         """Return how many rows the pending table has by its changelog."""

@@ -21,7 +21,7 @@ from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.ledger import Balance, take_ledger
+from retryapp.ledger import Balance
 
 PARTITIONS = 2
 
@@ -142,12 +142,6 @@ class Stage:
     def evidence(self, topic: str) -> Evidence:
         return Evidence(self.connection, self.topology(topic))
 
-    def balance(self, topology: HandlerTopology) -> Balance:
-        """Return the ledger's count, which adds up."""
-        ledger = take_ledger(self.connection, topology)
-        assert ledger.problems == (), ledger.problems
-        return ledger.total
-
     def producer(self) -> Producer:
         return Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5})
 
@@ -165,14 +159,10 @@ class Stage:
         return count
 
     def wait_settled(self, topic: str, timeout_s: float = 40.0) -> Balance:
-        """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger adds up.
-
-        Returns:
-            The ledger's count.
-        """
+        """Wait until nothing waits and every offset is committed; return the ledger's count, which adds up."""
         evidence = self.evidence(topic)
         evidence.wait_settled(timeout_s)
-        return self.balance(evidence.topology)
+        return evidence.balance()
 
     def close(self) -> None:
         """End every process; print their logs' ends and the lives of lanes (pytest shows them when the test fails)."""
