@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import threading
 from dataclasses import replace
@@ -240,27 +239,3 @@ async def test_what_grows_with_partitions_causes_and_records_does_not_block_the_
     assert threads
     assert threading.get_ident() not in threads
     assert len(looks) == len({*looks})
-
-
-@pytest.mark.parametrize(
-    ("asked", "packed"),
-    [
-        ({}, True), ({"Sec-Fetch-Site": "same-origin"}, True), ({"Sec-Fetch-Site": "none"}, True),
-        ({"Sec-Fetch-Site": "cross-site"}, False), ({"Sec-Fetch-Site": "same-site"}, False),
-        ({"Accept-Encoding": "identity"}, False), ({"Accept": "*/*"}, False),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/"])
-async def test_a_page_is_sent_in_less_than_half_of_its_bytes(
-    site: Site, path: str, asked: dict[str, str], packed: bool
-) -> None:
-    """A live one is loaded every few seconds; not where another site asks, whom the length would tell something."""
-    plain = (await site.get(path, accept="text/html"))[2]
-    headers = {"Accept": "text/html", "Accept-Encoding": "gzip, br", **asked}
-    page = f"{path}?format=json" if asked.get("Accept") else path
-    async with site.session.get(site.url + page, headers=headers, auto_decompress=False) as answer:
-        body = await answer.read()
-    assert (answer.headers.get("Content-Encoding") == "gzip") == packed
-    if packed:
-        assert len(body) < len(plain.encode()) / 2
-        assert gzip.decompress(body).decode() == plain
