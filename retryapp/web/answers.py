@@ -49,8 +49,8 @@ from retryapp.web.turns import Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
-_NEAR: Final = (8, 100)
-"""Offsets in which the next newer dead letter is looked for: it is mostly one of the next, after a marker."""
+_NEAR: Final = 100
+"""Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
 
@@ -335,13 +335,9 @@ class Answers:
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = await self._content(question, topic, entries[0])
         page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
-
-        def newer(span: int) -> list[int]:
-            return [entry.row.offset for entry in page(before=offset + span, limit=span) if entry.row.offset > offset]
-
-        near = next(filter(None, map(newer, _NEAR)), [])
+        newer = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
-        beside = {"newer": min(near, default=None), "older": older[0] if older else None}
+        beside = {"newer": min(newer, default=None), "older": older[0] if older else None}
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
 
     async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:
