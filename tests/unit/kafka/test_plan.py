@@ -16,7 +16,6 @@ from retryapp.kafka import (
     PlanOptions,
     PlanStep,
     TopicState,
-    owner,
     plan_topics,
 )
 from retryapp.kafka.acls import needed_acls
@@ -24,7 +23,7 @@ from retryapp.kafka.admin import ClusterState
 from retryapp.kafka.compare import Problem, compare, keeps, kept_ms
 from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
-from retryapp.kafka.owner import OwnerMark, claim_owner_mark, decode_owner_mark, encode_owner_mark
+from retryapp.kafka.owner import OwnerMark, decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
 TOPOLOGY = HandlerTopology(group="billing", main="orders", delays_ms=(60_000, 3_600_000))
@@ -242,14 +241,6 @@ def test_a_refused_plan_raises_by_name(planned, error):
     with pytest.raises(error, match="'t'") as caught:
         Plan((step(Action.OK), planned), 1, "b:9092").raise_refused()
     assert caught.value.exit_code == 3
-
-
-def test_a_rival_whose_mark_comes_between_two_looks_is_seen(monkeypatch):
-    """It was taken for our own, and two handlers had one changelog."""
-    looks = [None, OwnerMark("a", "b.c"), OwnerMark("a", "b.c")]
-    monkeypatch.setattr(owner, "read_owner_mark", lambda *_: looks.pop(0))
-    with pytest.raises(OwnerMismatchError):
-        claim_owner_mark(KafkaConnection("127.0.0.1:1"), "changelog", OwnerMark("a.b", "c"), adopt=True)
 
 
 def test_owner_marks_are_read_back_and_nothing_else_is_one():
