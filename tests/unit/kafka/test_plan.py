@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from confluent_kafka import Uuid
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.row_keys import IDENTITY_BYTES, is_identity
@@ -19,7 +20,7 @@ from retryapp.kafka import (
     plan_topics,
 )
 from retryapp.kafka.acls import needed_acls
-from retryapp.kafka.admin import ClusterState
+from retryapp.kafka.admin import ClusterState, url_safe_topic_id
 from retryapp.kafka.compare import Problem, compare, keeps, kept_ms
 from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
@@ -241,6 +242,13 @@ def test_a_refused_plan_raises_by_name(planned, error):
     with pytest.raises(error, match="'t'") as caught:
         Plan((step(Action.OK), planned), 1, "b:9092").raise_refused()
     assert caught.value.exit_code == 3
+
+
+def test_a_topic_id_never_holds_a_slash():
+    """The client library prints plain base64; a slash would split a failure id."""
+    uuid = Uuid(-5, 7_777_777_777_777)
+    assert "/" in str(uuid)
+    assert url_safe_topic_id(uuid) == str(uuid).replace("/", "_").replace("+", "-")
 
 
 def test_owner_marks_are_read_back_and_nothing_else_is_one():
