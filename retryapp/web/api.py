@@ -79,7 +79,7 @@ _Lag = _model(
 _Totals = _model(
     "Totals", "Sums over partitions.",
     partitions_here=int, partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int,
-    as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, circuits=_Counts, workers=list[str],
+    as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, workers=list[str],
 )  # fmt: skip
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(

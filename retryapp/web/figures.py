@@ -73,9 +73,6 @@ def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
             if item.state == ELSEWHERE or item.pending is None or item.dead is None
         ],
         "in_flight": sum(item.in_flight for item in here),
-        "circuits": Counter(
-            f"{name} {each.state}".strip() for item in here for name, each in open_circuits(item).items()
-        ),
         "workers": sorted(url for url in away if url is not None),
     }
 

@@ -52,10 +52,10 @@ async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, 
         assert "circuit open since" in page
         assert "9 of 20 records failed: &lt;E&gt;" in page
         assert "circuit closed" not in page
-    assert "circuit open on 1" in (await site.get("/retries/"))[2]
+    assert "circuit open at partition 0: 9 of 20 records failed: &lt;E&gt;" in (await site.get("/retries/"))[2]
     ledger = {"ledger": CircuitInfo(state="half-open", since_ms=NOW_MS - 60_000, cause="4 of 4: <E>")}
     worker.parts["shop.orders"][:2] = [partition(0, circuits=ledger), partition(1)]
     page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
     assert "circuit ledger half-open since" in page
     assert "4 of 4: &lt;E&gt;" in page
-    assert "circuit ledger half-open on 1" in index
+    assert "circuit ledger half-open at partition 0: 4 of 4: &lt;E&gt;" in index
