@@ -40,7 +40,7 @@ from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import OPEN, partition_facts, totals, web_url
+from retryapp.web.figures import OPEN, other_owners, partition_facts, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
@@ -127,7 +127,7 @@ class Answers:
                 "ready": ready,
                 "todo": sorted(todo, key=lambda each: -each["weight"]),
                 "handlers": handlers,
-                "workers": sorted({url for handler in handlers for url in handler["workers"]}),
+                "workers": sorted(set[str]().union(*map(other_owners, heres))),
                 "live_s": LIVE_S,
             }
 
@@ -143,7 +143,6 @@ class Answers:
         def facts() -> Facts:
             return {
                 "handler": self._facts_of(info, infos, group),
-                "partitions": [partition_facts(item) for item in infos],
                 "everywhere": [partition_facts(item) for item in group.partitions],
                 "causes": group.with_trends(group.causes),
                 "waiting_causes": group.with_trends(group.waiting),
@@ -155,7 +154,7 @@ class Answers:
 
     @staticmethod
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
-        return {**asdict(info), **totals(here), "group": group.totals}
+        return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""

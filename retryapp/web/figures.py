@@ -49,31 +49,26 @@ def open_circuits(info: PartitionInfo) -> dict[str, CircuitInfo]:
     return {name: each for name, each in {"": own, **info.circuits}.items() if each.state != CLOSED}
 
 
-def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
-    """Return the sums over the partitions that are known, of this worker or of all, with the age of the oldest number.
+def totals(infos: Sequence[PartitionInfo]) -> Facts:
+    """Return the sums over the partitions of all workers that are known, with the age of the oldest number.
 
-    A sum of nothing is None: not known. Of the `whole` group, partitions of workers that have not answered are unknown.
+    A sum of nothing is None: not known. Partitions of workers that have not answered are unknown.
     """
-    here = [item for item in infos if item.state != ELSEWHERE]
+    known = [item for item in infos if item.state != ELSEWHERE]
     by_tier: Counter[str] = Counter()
-    for item in here:
+    for item in known:
         by_tier.update(item.pending_by_tier)
-    away = {web_url(item.owner_url) for item in infos if item.state == ELSEWHERE}
     return {
-        "partitions_here": len(here),
-        "partitions_open": sum(item.state == OPEN for item in here),
-        "pending": known_sum(item.pending for item in here),
+        "partitions_open": sum(item.state == OPEN for item in known),
+        "pending": known_sum(item.pending for item in known),
         "pending_by_tier": _by_length(by_tier),
-        "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
-        "dead": known_sum(item.dead for item in here),
-        "as_of_ms": min((item.as_of_ms for item in here if item.as_of_ms is not None), default=None),
+        "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
+        "dead": known_sum(item.dead for item in known),
+        "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
         "unknown_partitions": [
-            item.partition
-            for item in (infos if whole else here)
-            if item.state == ELSEWHERE or item.pending is None or item.dead is None
+            item.partition for item in infos if item.state == ELSEWHERE or item.pending is None or item.dead is None
         ],
-        "in_flight": sum(item.in_flight for item in here),
-        "workers": sorted(url for url in away if url is not None),
+        "in_flight": sum(item.in_flight for item in known),
     }
 
 
