@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -138,6 +139,7 @@ class Page:
         query = {name: value for name, value in request.query.items() if name not in {"format", "refresh", "routed"}}
         return {
             "prefix": PAGES_PREFIX,
+            "base": f"{PAGES_PREFIX}/{quote(request.match_info.get('main', ''), safe='')}",
             "app_id": self.app.conf.id,
             "now_ms": self.answers.now_ms(),
             "path": request.rel_url.path,
