@@ -231,12 +231,12 @@ def parse_operators(
     local, anyone, tokens = Role.LOOK, Role.NONE, dict[str, Person]()
     for entry in _entries(text):
         name, *rest = entry.split(":")
-        role = _ROLES.get(rest.pop()) if rest and rest[-1] in _ROLES else Role.OPERATE
-        if name == LOCAL and not rest and role:
+        role = _ROLES[rest.pop()] if rest and rest[-1] in _ROLES else Role.OPERATE
+        if name == LOCAL and not rest:
             local = role
-        elif name == ANYONE and not rest and role and ":" in entry:  # said in so many words
+        elif name == ANYONE and not rest and ":" in entry:  # said in so many words
             anyone = role
-        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0].lower()) and role:
+        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0].lower()):
             tokens[rest[0].lower()] = Person(name, role)
         else:
             expected = "expected entries with commas between them, each local, local:ROLE, anyone:ROLE, NAME:SHA256 or "
