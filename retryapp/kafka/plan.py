@@ -164,10 +164,8 @@ def plan_topics(
     steps: list[PlanStep] = []
     for topology in topologies:
         for step in plan_handler(topology, states, cluster, options):
-            if step.topic == topology.pending_changelog and step.topic in states:
-                steps.append(_with_owner(step, admin, topology))
-            else:
-                steps.append(step)
+            has_owner = step.topic == topology.pending_changelog and step.topic in states
+            steps.append(_with_owner(step, admin, topology) if has_owner else step)
         names = [name for name in topology.publishes if name in published]
         steps += [_published_step(topology, name, others.get(name), options) for name in names]
     steps = [_runnable(step, admin.connection) for step in steps]
