@@ -136,7 +136,7 @@ class SelectionPage(Action):
         facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}
         status = 200 if len(told) == len(commands) else 202
         as_json = not is_browser(request)
-        return await self.show(request, person, "selection.html", facts, as_json=as_json, status=status)
+        return await self.show(request, person, "told.html", facts, as_json=as_json, status=status)
 
 
 def _outcome(main: str, command: Command, told: Commanded | None, places: Places) -> Facts:
