@@ -37,7 +37,7 @@ def other_owners(infos: Iterable[PartitionInfo]) -> set[str]:
 
 def partition_facts(info: PartitionInfo) -> Facts:
     """Return one line of the partition table; numbers of other workers' partitions are None."""
-    facts = {**asdict(info), "owner_url": web_url(info.owner_url), "pending_by_tier": _by_length(info.pending_by_tier)}
+    facts = {**asdict(info), "owner_url": web_url(info.owner_url)}
     if info.state != ELSEWHERE:
         return facts
     return {name: value if name in _KNOWN_ELSEWHERE else None for name, value in facts.items()}
