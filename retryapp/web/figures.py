@@ -55,13 +55,11 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
     A sum of nothing is None: not known. Partitions of workers that have not answered are unknown.
     """
     known = [item for item in infos if item.state != ELSEWHERE]
-    by_tier: Counter[str] = Counter()
-    for item in known:
-        by_tier.update(item.pending_by_tier)
+    by_tier = sum((Counter(item.pending_by_tier) for item in known), Counter[str]())
     return {
         "partitions_open": sum(item.state == OPEN for item in known),
         "pending": known_sum(item.pending for item in known),
-        "pending_by_tier": _by_length(by_tier),
+        "pending_by_tier": {tier: by_tier[tier] for tier in sorted(by_tier, key=_length)},
         "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
         "dead": known_sum(item.dead for item in known),
         "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
@@ -72,16 +70,12 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
     }
 
 
-def _by_length(by_tier: Mapping[str, int]) -> dict[str, int]:
-    """Return counts by tier, the shortest delay first; names that are no delay come last."""
-
-    def length(tier: str) -> tuple[float, str]:
-        try:
-            return parse_duration_ms(tier), tier
-        except InvalidDurationError:
-            return float("inf"), tier
-
-    return {tier: by_tier[tier] for tier in sorted(by_tier, key=length)}
+def _length(tier: str) -> tuple[float, str]:
+    """Return what sorts tiers by their delays; names that are no delay come last."""
+    try:
+        return parse_duration_ms(tier), tier
+    except InvalidDurationError:
+        return float("inf"), tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
