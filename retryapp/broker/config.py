@@ -111,8 +111,6 @@ def java_command(java: Path, jars: tuple[Path, ...], data: Path, *, heap_mb: int
         "-XX:+UseSerialGC",  # one small heap: less memory and a quicker start than with G1
         "-XX:TieredStopAtLevel=1",  # a quick start and small code matter more here than the last tenth of throughput
         "-XX:+ExitOnOutOfMemoryError",
-        "-Xshare:auto",
-        "-Djava.awt.headless=true",
         f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}",
         "-cp",
         ":".join(str(jar) for jar in jars),
