@@ -52,7 +52,7 @@ READ_TIMEOUT_S: Final = 5.0
 _NEAR: Final = 100
 """Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
-"""Overview and handler are loaded again after this time."""
+"""Overview, handler and queued commands are loaded again after this time."""
 
 List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
