@@ -134,7 +134,7 @@ class Broker:
         if (pid := self.pid) is not None:
             stop_process(psutil.Process(pid))
         if self._process is not None:
-            self._process.poll()
+            self._process.wait()
             self._process = None
 
     def kill(self) -> None:
