@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import shutil
-import subprocess
 import time
 import traceback
 from collections import Counter
@@ -18,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import code_version
 from chaos.act import Act
 from chaos.disks import small_disk
 from chaos.eyes import injections, lines
@@ -55,15 +55,6 @@ def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:
         for fault, number in filter(None, row):
             digest = hashlib.sha256(f"{seed}/{fault.id}/{number}".encode()).digest()
             yield Round(fault, number, int.from_bytes(digest[:6], "big"))
-
-
-def code_version() -> str:
-    """Return the commit under test, with "-dirty" where files differ from it; without git, or a repository, nothing."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
-    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ def publish(folder: Path) -> None:
     conditions = {
         **describe(),
         "Kafka": kafka_jars().version,
-        "commit of the code": ", ".join(sorted({result.get("code") or "unknown" for result in results})),
+        "commit of the code": ", ".join(sorted({result["code"] for result in results})),
         "seed": json.loads((folder / "run.json").read_text())["seed"],
         "finished": datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC).strftime("%Y-%m-%d"),
         "session time-out of the workers": f"{SESSION_S:g} s",
