@@ -6,28 +6,27 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
-
-LoadTool = Callable[[str], ModuleType]
+from tools import environment
 
 
 @pytest.fixture
-def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, for a project in a temporary folder; it installs nothing."""
-    module = load_tool("environment")
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, for a project in a temporary folder; it installs nothing."""
+    module: Any = environment
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("click==8.3.3")
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "commands", [], raising=False)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp.json")
     monkeypatch.setattr(module, "java_on_this_machine", lambda: "/usr/bin/java")
-    module.commands = []
 
     def run(command: list[str]) -> None:
         module.commands.append(command)
@@ -208,15 +207,14 @@ def test_a_failed_install_is_tried_again(
     ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
 )
 def test_only_a_java_that_is_new_enough_counts(
-    load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
 ) -> None:
     """The same age as the package itself asks for."""
-    module = load_tool("environment")
-    assert module.MINIMUM_JAVA == MINIMUM_JAVA
+    assert environment.MINIMUM_JAVA == MINIMUM_JAVA
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     java.touch()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=said))
-    assert (module.java_on_this_machine() == str(java)) is found
+    assert (environment.java_on_this_machine() == str(java)) is found
