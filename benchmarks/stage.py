@@ -18,7 +18,6 @@ from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
 from retryapp.kafka.writer import produce
 from retryapp.settings import load_settings
@@ -144,7 +143,7 @@ class Stage:
 
     def _produce(self, producer: Producer, topic: str, record: Wanted) -> None:
         value, partition = encode(record, self.plan.value_bytes), record.number % self.plan.partitions
-        publish(producer, topic, partition, b"%d" % record.number, value)
+        produce(producer, topic, value, b"%d" % record.number, partition=partition)
 
     def ledger(self, slots: int) -> Ledger:
         """Return a fresh ledger; workers started from now on write to it."""
@@ -196,11 +195,6 @@ class Stage:
             return reached()
 
         wait_for(checked, f"{worker.name}: {what}", timeout_s=self.plan.timeout_s, every_s=poll_s)
-
-
-def publish(producer: Producer, topic: str, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> None:
-    """Publish a record; while the producer's memory is full, wait."""
-    produce(producer, topic, value, key, partition=partition, headers=list(headers))
 
 
 def flush(producer: Producer) -> None:
