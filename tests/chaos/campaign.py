@@ -45,10 +45,7 @@ class Round:
 def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:
     """Name all rounds, a round of each fault in turn, so that a campaign that is cut short has some of each.
 
-    Args:
-        faults: which.
-        seed: of the campaign; each round's follows from it.
-        times: how often to do all of it; a part of it where less than 1.
+    `times`: how often to do all of it; a part of it where less than 1.
     """
     columns = [[(fault, n) for n in range(max(1, round(fault.rounds * times)))] for fault in faults]
     for row in zip_longest(*columns):
@@ -74,11 +71,7 @@ class Campaign:
     def run(self, left: Sequence[Round], jobs: int, until_s: float, begun: Callable[[str], None]) -> Iterator[Result]:
         """Run rounds, several at a time; yield each result as it is there, and log it.
 
-        Args:
-            left: rounds to run.
-            jobs: how many groups at a time.
-            until_s: no round begins after this, on the monotonic clock.
-            begun: called with the key of a round that begins.
+        None begins after `until_s`, on the monotonic clock; `begun` is called with the key of each.
         """
         todo = iter(left)
         running: set[Future[Result]] = set()
