@@ -77,7 +77,6 @@ def records(count: int, first: int) -> Iterator[tuple[str, int, bytes, bytes, An
 
 
 def write(connection: KafkaConnection, count: int, first: int) -> None:
-    """Publish records."""
     producer = connection.client(Producer, linger_ms=20, compression_type="lz4")
     for topic, partition, key, value, headers in records(count, first):
         produce(producer, topic, value, key, partition=partition, headers=list(headers))

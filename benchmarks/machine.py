@@ -28,7 +28,6 @@ def look() -> dict[str, float]:
 
 
 def describe() -> dict[str, str]:
-    """Return what this machine and its software are."""
     memory_gib = psutil.virtual_memory().total / 2**30
     return {
         "processor": f"{_processor()}, {os.cpu_count()} logical",

@@ -61,7 +61,6 @@ class Stage:
 
     @property
     def connection(self) -> KafkaConnection:
-        """The broker."""
         return KafkaConnection(self._bootstrap)
 
     def _wake_coordinator(self) -> None:
@@ -94,7 +93,6 @@ class Stage:
         return name
 
     def drop_topics(self, prefix: str) -> None:
-        """Delete the topics of a run."""
         client, admin = self.connection.client(AdminClient), KafkaAdmin(self.connection, timeout_s=_ASK_S)
         names = [name for name in admin.topic_names() if name.startswith(prefix)]
         for future in client.delete_topics(names).values() if names else ():
@@ -108,7 +106,6 @@ class Stage:
         return records, sum(span.stop for topic in topics for span in admin.offsets(topic).values())
 
     def lag(self, group: str, topic: str) -> int:
-        """Return a group's lag on a topic."""
         positions = Positions(self.connection, timeout_s=_ASK_S)
         places = [(topic, number) for number in KafkaAdmin(self.connection).offsets(topic)]
         ends = positions.ends(places, committed=False)
@@ -198,7 +195,6 @@ class Stage:
 
 
 def flush(producer: Producer) -> None:
-    """Wait until the broker has all that was published."""
     if producer.flush(_FLUSH_S):
         raise NotInTimeError(f"the broker did not take all records of the load generator within {_FLUSH_S:g} s")
 

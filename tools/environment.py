@@ -57,11 +57,7 @@ class Stamp(TypedDict):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the three steps.
-
-    Returns:
-        0, or 3 when this machine lacks something; the reason and the remedy are printed.
-    """
+    """Run the three steps; return 0, or 3 when this machine lacks something: reason and remedy are printed."""
     if len(arguments) != 1 or arguments[0] not in PROFILES:
         print(f"usage: environment.py {'|'.join(PROFILES)}", file=sys.stderr)
         return 2
@@ -107,11 +103,7 @@ def _install_or_less(extras: set[str], optional: set[str], former: Stamp | None)
 
 
 def python_problem() -> str | None:
-    """Say what this Python lacks.
-
-    Returns:
-        One sentence with the remedy, or None when all is there.
-    """
+    """Say what this Python lacks, with the remedy; None when all is there."""
     if sys.version_info < MINIMUM_PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
         return (

@@ -185,7 +185,6 @@ class LastLine(logging.Filter):
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line is shown; as a filter of `logging`."""
         if record.levelno < logging.ERROR or not record.name.startswith(_LIBRARIES):
             return True
         error = record.exc_info[1] if record.exc_info else None
@@ -206,7 +205,6 @@ class NamedApp(logging.Filter):
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite a line, and show it; as a filter of `logging`."""
         if record.levelno >= logging.WARNING and record.name.startswith("retryapp"):
             record.msg, record.args = record.getMessage(), ()
             for name, value in vars(record).items():

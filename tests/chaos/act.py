@@ -36,7 +36,6 @@ FROM_LOST_COMMITS = {Fault.GAP}
 
 
 def now_ms() -> int:
-    """Return the time of this machine, epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

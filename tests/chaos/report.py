@@ -63,7 +63,6 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
 
 
 def _failure(result: Result) -> str:
-    """Say in a line why a round did not pass."""
     if "error" in result:
         return f"{result['key']}: {result['error'].strip().splitlines()[-1]}"
     broken = ("lost", "wrong", "early", "over_policy", "altered", "leftover")

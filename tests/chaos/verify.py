@@ -228,7 +228,6 @@ def _durable(ran: list[Run], copies: list[Copy]) -> dict[tuple[Place, int], int]
 
 
 def main(folder: Path) -> int:
-    """Judge one round; print the verdict."""
     facts = json.loads((folder / "round.json").read_text())
     verdict = judge(facts, inputs(folder), runs(folder), injections(folder), look(facts))
     sys.stdout.write(json.dumps(verdict.as_dict()) + "\n")
