@@ -127,8 +127,8 @@ def _fill(stage: Stage, group: str, topic: str) -> None:
             row = encode_row(PendingRow(key, b"x" * 200, headers, due_ms, now_ms, 1, 1))
             produce(producer, topology.pending_changelog, row, identity_of(metadata.origin), partition=partition)
         else:
-            headers = list(encode_metadata(replace(metadata, reason="exhausted")))
-            produce(producer, topology.dlq, b"x" * 200, key, partition=partition, headers=headers)
+            headers = encode_metadata(replace(metadata, reason="exhausted"))
+            produce(producer, topology.dlq, b"x" * 200, key, partition=partition, headers=list(headers))
     flush(producer)
 
 

@@ -126,7 +126,8 @@ def grow(act: Act, times: int) -> None:
 
 def _grow(act: Act, topics: Sequence[str]) -> None:
     count = act.partitions + (1 if act.topic in topics else 0)
-    answered(Operator(act.ground.bootstrap).admin.create_partitions([NewPartitions(topic, count) for topic in topics]))
+    admin = Operator(act.ground.bootstrap).admin  # one that nothing names has no answers
+    answered(admin.create_partitions([NewPartitions(topic, count) for topic in topics]))
 
 
 def take_rights(act: Act, times: int) -> None:
