@@ -63,11 +63,6 @@ def _processes(text: str) -> int:
     help="First port to try for the metrics alone, at /metrics. [default: RETRYAPP_METRICS_PORT, or none]",
 )
 @click.option(
-    "--log-format",
-    type=click.Choice(("text", "json")),
-    help="Form of log lines. [default: RETRYAPP_LOG_FORMAT, or text]",
-)
-@click.option(
     "--processes",
     type=Parsed("processes", _processes),
     metavar="N|auto",
@@ -85,7 +80,6 @@ def command(
     port: int | None,
     without_web: bool,
     metrics_port: int | None,
-    log_format: str | None,
     processes: int,
     parent: int | None,
 ) -> int:
@@ -116,8 +110,6 @@ def command(
         os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
     if metrics_port is not None:
         os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
-    if log_format is not None:
-        os.environ["RETRYAPP_LOG_FORMAT"] = log_format
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
     if processes > 1:
         if port is not None:
