@@ -46,11 +46,6 @@ def _processes(text: str) -> int:
     help="Lowest level of log lines.",
 )
 @click.option(
-    "--datadir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of local state, instead of RETRYAPP_DATADIR; each worker locks the first free worker-N in it.",
-)
-@click.option(
     "--port",
     type=click.IntRange(1, 65_535),
     help="Port of the pages; with --processes the first one to try. [default: the first free one from "
@@ -76,7 +71,6 @@ def command(
     app_argument: str | None,
     app_spec: str | None,
     loglevel: str,
-    datadir: Path | None,
     port: int | None,
     without_web: bool,
     metrics_port: int | None,
@@ -100,14 +94,11 @@ def command(
       retryapp worker billing
       retryapp worker -A shop.billing:app
       retryapp worker billing --processes auto
-      RETRYAPP_GRACE=60s retryapp worker billing --loglevel warn --datadir /var/lib/billing
+      RETRYAPP_GRACE=60s RETRYAPP_DATADIR=/var/lib/billing retryapp worker billing --loglevel warn
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     spec = _one_spec(app_argument, app_spec)
     if port is not None and without_web:
         raise click.UsageError("--port and --without-web exclude each other")
-    if datadir is not None:
-        # read when the worker takes its place; the child's too
-        os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
     if metrics_port is not None:
         os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
