@@ -31,7 +31,7 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: Fake
     assert (group.group, group.workers) == ("billing", [site.url])
     plain = await Workers("billing", [site.url.removeprefix("http://")])._ask(NOW_MS)
     assert plain.workers == [site.url], "an address as it is typed, without the scheme"
-    flights, orders = group.handlers
+    orders, flights = group.handlers
     assert flights["main"] == "flights"
     assert (orders["pending"], orders["dead"]) == (1_204_397, 135)
     assert orders["rates"] == {
@@ -68,7 +68,7 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
         workers = Workers("billing", [url])
         assert ((await workers._ask(NOW_MS)).workers, workers.refused) == ([], [url])
         group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
-        assert (group.workers, group.handlers[1]["dead"]) == ([url], 135)
+        assert (group.workers, group.handlers[0]["dead"]) == ([url], 135)
         assert set(heard) <= {None}
 
 
@@ -89,11 +89,11 @@ async def test_one_worker_says_all_of_the_group(
         other.parts["shop.orders"] = mine
         group = await Workers("billing", [site.url])._ask(NOW_MS)
         assert (group.workers, group.note) == (sorted([site.url, url]), "")
-        assert group.handlers[1]["pending"] == 1_204_397 + 600
-        assert group.handlers[1]["unknown_partitions"] == [3], "nobody has it"
+        assert group.handlers[0]["pending"] == 1_204_397 + 600
+        assert group.handlers[0]["unknown_partitions"] == [3], "nobody has it"
         both = rates_of([BUSY, BUSY])
         assert both is not None
-        assert group.handlers[1]["rates"] == asdict(both)
+        assert group.handlers[0]["rates"] == asdict(both)
         (lane,) = (each for each in group.lanes if (each["main"], each["partition"]) == ("shop.orders", 2))
         assert (lane["worker"], lane["state"], lane["pending"]) == (url, "open", 600)
 
@@ -142,7 +142,7 @@ async def test_a_worker_of_another_release_is_shown(
 
     monkeypatch.setattr(Workers, "_json", other)
     group = await Workers("billing", [site.url])._ask(NOW_MS)
-    assert [(each["main"], each["rates"]) for each in group.handlers] == [("flights", None), ("shop.orders", None)]
+    assert [(each["main"], each["rates"]) for each in group.handlers] == [("shop.orders", None), ("flights", None)]
     assert {lane["circuits"] for lane in group.lanes} == {None}
 
 
