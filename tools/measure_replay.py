@@ -125,8 +125,7 @@ class Ground:
     def worker(self) -> Child:
         """Start a worker."""
         self._workers += 1
-        data = str(self._run.folder / "data")
-        return self.say(f"worker-{self._workers}", "worker", "billing", "--without-web", "--datadir", data)
+        return self.say(f"worker-{self._workers}", "worker", "billing", "--without-web")
 
     def job(self) -> dict[str, Any]:
         """Return what is known of the job."""
