@@ -66,7 +66,7 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
         worker.address = url
         worker.parts["shop.orders"][2] = partition(2, state="elsewhere", owner_url=str(other.make_url("")))
         workers = Workers("billing", [url])
-        assert ((await workers._ask(NOW_MS)).workers, workers.refused) == ([], [url])
+        assert ((await workers._ask(NOW_MS)).workers, workers.refused) == ((), [url])
         group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
         assert (group.workers, group.handlers[0]["dead"]) == ([url], 135)
         assert set(heard) <= {None}

@@ -110,11 +110,11 @@ def test_addresses_that_were_given_are_asked_for_ever(world: World) -> None:
     """And no broker is asked."""
     given = "http://10.0.0.1:6066"
     watch = world.watch(given)
-    assert watch.look().workers == []
+    assert not watch.look().workers
     world.answering = {given}
     assert (watch.look().workers, world.looks) == ([given], 0)
     world.answering = set()
-    assert (watch.look().workers, world.workers.urls) == ([], [given])
+    assert (watch.look().workers, world.workers.urls) == ((), [given])
 
 
 @pytest.mark.parametrize("facts", [None, [], ["x"], 7, "text", {"group": "billing", "url": None, "handlers": 7}])
@@ -125,4 +125,4 @@ async def test_what_is_no_page_of_a_worker_is_passed_over(monkeypatch: pytest.Mo
         return facts
 
     monkeypatch.setattr(Workers, "_json", answer)
-    assert (await Workers("billing", ["http://10.0.0.1:6066"])._ask(0)).workers == []
+    assert (await Workers("billing", ["http://10.0.0.1:6066"])._ask(0)).workers == ()
