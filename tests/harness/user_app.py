@@ -25,9 +25,11 @@ from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLate
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
 TYPES = {"bytes": bytes, "dict": dict}
-AS_THEY_ARE = ("tiers", "concurrency", "max_crashes", "deduplicate", "order", "on_dead", "payload", "redelivery",
-               "rate_limit", "max_concurrent")  # fmt: skip
-"""Arguments of a declaration that the spec has under the same names; empty ones are none."""
+AS_GIVEN = (
+    "tiers", "concurrency", "max_crashes", "deduplicate", "order", "on_dead", "payload", "redelivery", "rate_limit",
+    "max_concurrent",
+)  # fmt: skip
+"""Settings of a handler that are arguments as they are."""
 
 app = faust.App(
     SPEC["group"],
@@ -112,19 +114,19 @@ def declare(wanted: dict[str, Any]) -> None:
 
         await asyncio.gather(*(handle_one(*both) for both in zip(values, deliveries, strict=True)))
 
-    rules = [pausing(ServiceError)] if wanted["pauses"] else []
+    batch, rules = wanted["batch"], [pausing(ServiceError)] if wanted["pauses"] else []
     declared = retries.handler(
         wanted["topic"],
         value=TYPES[wanted["value"]],
-        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted["hot"] or None, on=rules),
-        **{name: wanted[name] or None for name in AS_THEY_ARE},
-        **wanted["caps"],
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted["hot"], on=rules),
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted["circuit"] else None,
         circuits={name: CircuitBreaker(**more) for name, more in wanted["circuits"].items()},
         publishes=[wanted["publishes"]] if wanted["declares"] else [],
-        batch=Batch(wanted["batch"], "200ms") if wanted["batch"] else None,
+        batch=Batch(batch, "200ms") if batch else None,
+        **wanted["caps"],
+        **{name: wanted[name] for name in AS_GIVEN},
     )
-    declared(handle_list if wanted["batch"] else handle)
+    declared(handle_list if batch else handle)
 
 
 def arm(crash: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from retryapp.broker.config import properties_file
-from retryapp.broker.kept import _gone, broker_status, start_kept_broker, stop_kept_broker
-from retryapp.broker.node import Broker, BrokerFailedError
+from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError, gone
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
@@ -38,7 +38,7 @@ def test_a_recycled_process_id_is_not_the_broker(tmp_path: Path) -> None:
         assert broker_status(tmp_path) is None
         assert stop_kept_broker(tmp_path) is None
         assert other.poll() is None
-        assert not _gone(psutil.Process(other.pid), 0.1)
+        assert not gone(psutil.Process(other.pid), 0.1)
 
 
 def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
         assert stop_kept_broker(tmp_path) is not None
         (tmp_path / "broker.json").write_text(state)
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-        assert _gone(psutil.Process(process.pid), 20)
+        assert gone(psutil.Process(process.pid), 20)
         assert broker_status(tmp_path) is None
 
 
