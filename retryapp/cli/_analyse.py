@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -98,7 +98,7 @@ def analyse(
         # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:
-        with spark_job(replace(session, keeps_classes=True)) as (spark, stopped):
+        with spark_job(session) as (spark, stopped):
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive

@@ -102,8 +102,9 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
         yield start_session(options)
         return
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
+        ours = {"spark.sql.warehouse.dir": Path(scratch, "warehouse").as_uri()}
         with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
-            session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
+            session = start_session(replace(options, conf={**ours, **options.conf}), progress=progress)
         try:
             yield session
         except KeyboardInterrupt:  # this thread may wait for an answer of Java's that never comes
