@@ -22,8 +22,6 @@ from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from retryapp.pipeline.archive import Archive
     from retryapp.pipeline.lake import Lake
 
@@ -113,11 +111,11 @@ class Group:
         topics = (*self.topology.retry_topics, self.topology.dlq, self.topology.events)
         return Counter((topic, *place[:2]) for topic in topics for place in read_offsets(self.connection, topic))
 
-    def archive(self, spark: SparkSession, lake: Lake, **options: Any) -> Archive:
+    def archive(self, lake: Lake, **options: Any) -> Archive:
         """Return the job over this group."""
         from retryapp.pipeline.archive import Archive
 
-        return Archive(spark, self.connection, lake, self.topology.group, now_ms=tick, **options)
+        return Archive(self.connection, lake, self.topology.group, now_ms=tick, **options)
 
     def flush(self) -> None:
         """Wait until everything is acknowledged."""

@@ -95,7 +95,7 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.lake import open_lake
 
-    derived = Derived(spark, open_lake(spark, str(lake)))
+    derived = Derived(open_lake(spark, str(lake)))
     journeys = {row["failure_id"]: row for row in derived.read("journeys").collect()}
     for identity, count in Counter(visit.failure_id for visit in free()).items():
         journey = journeys.pop(identity)

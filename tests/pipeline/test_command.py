@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -40,17 +39,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 Command = Callable[..., tuple[int, Any]]
-
-
-@pytest.fixture
-def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command of the pipeline on a lake of this test: (exit code, JSON)."""
-
-    def call(name: str, *words: str) -> tuple[int, Any]:
-        code = run(["pipeline", name, *words, "--lake", str(tmp_path / "lake"), "--json"])
-        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    return call
 
 
 def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Path) -> None:
@@ -118,14 +106,14 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
 
 
 def test_analyse_and_report(
-    command: Command, spark: SparkSession, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is archived is analysed once a vacuum has ended, and the page says the same as the JSON."""
     group.send_dead(3)
     where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
     page = tmp_path / "report.html"
     with ExitStack() as vacuum:
-        vacuum.enter_context(Holds(spark, lake).take("vacuum", ANALYSIS_HOLD))
+        vacuum.enter_context(Holds(lake).take("vacuum", ANALYSIS_HOLD))
         monkeypatch.setattr("retryapp.cli._analyse.print_waiting", lambda _: vacuum.close())
         code, facts = command("analyse", *where, "--report", str(page))
     assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import pyarrow.fs as fs
 import pytest
 from commands import Command
 from delta import places_of
@@ -19,8 +20,6 @@ from samples import dead
 
 from retryapp.kafka import KafkaConnection
 
-pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
-fs: Any = pytest.importorskip("pyarrow.fs")
 server = pytest.importorskip("moto.server", reason="needs a server of S3's protocol: pip install 'moto[s3,server]'")
 
 pytestmark = [pytest.mark.extended, pytest.mark.soak, pytest.mark.timeout(1_800)]

@@ -70,7 +70,6 @@ def _names(values: Rows) -> Any:
 
 
 def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> Chart:
-    """Return horizontal bars of records, in parts."""
     values = [
         {"name": _written(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
@@ -92,7 +91,6 @@ def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> C
 
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
-    """Return failures by cause over time."""
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
     values = []
     for row in rows:

@@ -97,7 +97,7 @@ def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch:
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
     for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
         monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
-    (found,) = find_outlook(Mock(), Mock(), Mock(), "g")
+    (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
 
