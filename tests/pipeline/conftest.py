@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 
 if TYPE_CHECKING:
-    from history import Group
+    from history import CommandLine, Group
     from pyspark.sql import SparkSession
     from standalone import Cluster
     from stories import Stories
@@ -66,7 +66,6 @@ def stories(spark: SparkSession) -> Stories:
 
 @pytest.fixture
 def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
-    """A running cluster."""
     from standalone import Cluster
 
     from retryapp.pipeline.session import java_home
@@ -113,14 +112,13 @@ def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Lake:
-    """An empty lake."""
     from retryapp.pipeline.lake import open_lake
 
     return open_lake(spark, str(tmp_path / "lake"))
 
 
 @pytest.fixture
-def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
+def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """Run a command of the pipeline on that lake, in this process's session: (exit code, JSON)."""
 
     def call(name: str, *words: str) -> tuple[int, Any]:

@@ -37,13 +37,11 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lake(spark: SparkSession, folder: Path) -> Lake:
-    """An empty lake."""
     return open_lake(spark, str(folder))
 
 
 @pytest.fixture
 def rows(lake: Lake) -> Rows:
-    """Read the archive."""
     return lambda *order: Tables(lake).read().orderBy(*order).collect()
 
 
@@ -56,7 +54,7 @@ def test_each_record_once_with_its_bytes(group: Group, lake: Lake, rows: Rows, f
     group.send(group.topology.dlq, 0, b"k", b"v")
     group.send(group.topology.events, 1, b"k", b"no json")
     group.flush()
-    group.abort(group.topology.dlq, [b"aborted"] * 3, 1)
+    group.begin(group.topology.dlq, [b"aborted"] * 3, 1).abort_transaction(20)
     job = group.archive(lake)
     result = job.run_once()
     assert (result.rows, result.gaps, len(result.new_lives)) == (6, (), 3)
@@ -94,7 +92,7 @@ def test_gaps_and_epochs(group: Group, lake: Lake, rows: Rows, monkeypatch: pyte
     assert job.run_once().rows == 1
     for number in range(1, 6):
         group.dead(0, dead(number))
-    group.delete_before(group.topology.dlq, 0, 4)
+    group.operator.delete_records(group.topology.dlq, 0, 4)
     result = job.run_once()
     assert [(gap.reason, gap.from_offset, gap.to_offset) for gap in result.gaps] == [(RETENTION, 1, 4)]
     group.make_again(group.topology.dlq, partitions=2)

@@ -43,7 +43,6 @@ class Store:
         return fs.S3FileSystem(endpoint_override=address, scheme="http", **given)
 
     def copy(self, folder: Path) -> Path:
-        """Copy all of it to a folder."""
         fs.copy_files(BUCKET, str(folder), source_filesystem=self.files)
         return folder
 
@@ -89,8 +88,6 @@ def group(connection: KafkaConnection) -> Group:
 
 @pytest.fixture
 def run(store: Store, group: Group, tmp_path: Path) -> Callable[..., Command]:
-    """Start a command of the pipeline on the store."""
-
     def start(name: str, *words: str) -> Command:
         line = ("--master", "local[2]", "--memory", "1g", *words)
         lake = f"s3a://{BUCKET}/retries"

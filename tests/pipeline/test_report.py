@@ -25,18 +25,15 @@ class Elements(HTMLParser):
     """Collects what a browser would make of a page."""
 
     def __init__(self, page: str) -> None:
-        """Read it."""
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        """Note text."""
         self.text.append(data)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 from delta import places_of
 from history import Group
 from samples import waiting
@@ -27,13 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-
-
-def delete_topics(group: Group, *topics: str) -> None:
-    """Delete topics, as an operator does."""
-    client = group.connection.client(AdminClient)  # must outlive its futures
-    for future in client.delete_topics(list(topics), operation_timeout=20).values():
-        future.result(30)
 
 
 @pytest.mark.extended
@@ -68,7 +59,7 @@ def test_a_restored_table_is_archived_again(spark: SparkSession, group: Group, l
     job.run_once()
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')")
     spark.sql(f"RESTORE {table} TO VERSION AS OF {version}").collect()
-    group.delete_before(dlq, 0, 5)
+    group.operator.delete_records(dlq, 0, 5)
     result = job.run_once()
     assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in result.gaps] == [
         (0, 3, 5, RETENTION)
@@ -111,7 +102,8 @@ def test_a_deleted_topic_is_a_gap(group: Group, lake: Lake) -> None:
     job.run_once()
     group.send_dead(25)
     group.retry(0, waiting(0), key=b"k", value=b"v")
-    delete_topics(group, group.topology.dlq, group.topology.pending_changelog)
+    for name in (group.topology.dlq, group.topology.pending_changelog):
+        group.operator.delete_topic(name)
     outlook = {topic.topic: topic for topic in find_outlook(lake, group.admin, group.topology.group)}
     assert [topic for topic, seen in outlook.items() if seen.at_risk(0)] == [group.topology.dlq]
     result = job.run_once()
@@ -151,11 +143,7 @@ def test_what_an_open_transaction_holds_back_is_behind(group: Group, lake: Lake)
     job, topic = group.archive(lake), group.topology.dlq
     group.send_dead(2)
     job.run_once()
-    producer = group.connection.client(Producer, transactional_id=f"{group.topology.group}.open")
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(topic, partition=0, value=b"open")
-    assert producer.flush(20) == 0
+    producer = group.begin(topic, [b"open"], 0)
     group.send_dead(4)
 
     def seen() -> tuple[int, int]:

@@ -27,7 +27,13 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
-from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
+from retryapp.pipeline.errors import (
+    JobFailedError,
+    LakeNotSharedError,
+    LakeUnusableError,
+    OtherRunError,
+    SparkMissingError,
+)
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
@@ -201,6 +207,11 @@ def test_a_broken_connection_is_javas_only_where_spark_has_it() -> None:
     with pytest.raises(BrokenPipeError), failures_named("archive"):
         os.write(writing, b"{}")
     os.close(writing)
+
+
+@pytest.mark.parametrize(("version", "undo"), [(0, "remove the lake, which is new"), (7, "TO VERSION AS OF 6 in a")])
+def test_rows_on_disks_of_other_machines_can_be_undone(version: int, undo: str) -> None:
+    assert undo in str(LakeNotSharedError("file:///lake", "delta.`file:///lake/records`", version))
 
 
 def test_other_failures_are_told_apart() -> None:
