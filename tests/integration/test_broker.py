@@ -18,7 +18,7 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
-from harness.brokers import running_broker
+from harness.brokers import running_broker, skip_without_broker
 from one_broker import RunBroker
 
 from retryapp.broker.kept import broker_status, stop_kept_broker
@@ -74,7 +74,7 @@ def test_a_taken_port_is_named(
     """Before anything is started; if somebody was quicker, by Kafka's own message."""
     if not seen:
         monkeypatch.setattr("retryapp.broker.probe.port_is_free", lambda _: True)
-    with pytest.raises(PortTakenError, match=f"port {taken_port} .*--port"):
+    with skip_without_broker(), pytest.raises(PortTakenError, match=f"port {taken_port} .*--port"):
         Broker(cache_dir, data=kept_data, port=taken_port).start()
 
 
@@ -152,7 +152,7 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
         free: int
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=1_000_000))
-    with pytest.raises(DiskFullError, match="1000000 bytes free"):
+    with skip_without_broker(), pytest.raises(DiskFullError, match="1000000 bytes free"):
         Broker(cache_dir, data=tmp_path / "data").start()
 
 
