@@ -82,8 +82,9 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     group.dead(1, dead(1), key=b"other")
     group.send(group.topology.dlq, 0, ADDRESS, b"unreadable " + ADDRESS, (("retry-attempt", ADDRESS),))
     group.flush()
-    job, upkeep = group.archive(lake), Upkeep(lake, now_ms=lambda: FAR_MS)
+    job = group.archive(lake)
     assert job.run_once().rows == 3
+    upkeep = Upkeep(lake, now_ms=lambda: FAR_MS)
     report = tmp_path / "lake" / DERIVED / "report.html"
     report.parent.mkdir()
     report.write_bytes(ADDRESS)
