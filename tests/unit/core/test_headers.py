@@ -81,16 +81,22 @@ def test_a_dead_record_has_a_reason_and_no_due_time() -> None:
     assert decode_metadata(encode_metadata(DEAD)) == DEAD
 
 
-def test_tries_have_a_header_where_there_was_more_than_one() -> None:
-    """Without it there was one; a value out of range is damage."""
-    hot = replace(WAITING, hot_attempts=3)
+@pytest.mark.parametrize(
+    ("field", "header", "number", "too_small"),
+    [("hot_attempts", "retry-hot-attempts", 3, b"0"), ("delivery", "retry-delivery", 7, b"1")],
+)
+def test_tries_and_deliveries_have_a_header_where_they_are_more_than_usual(
+    field: str, header: str, number: int, too_small: bytes
+) -> None:
+    """More than one try, or than attempts, each of which a delivery spends; a value out of range is damage."""
+    more = replace(WAITING, **{field: number})  # type: ignore[arg-type]
     place = WAITING_BYTES.index(("retry-attempt", b"2")) + 1
-    written = (*WAITING_BYTES[:place], ("retry-hot-attempts", b"3"), *WAITING_BYTES[place:])
-    assert encode_metadata(hot) == written
-    assert decode_metadata(written) == hot
-    for value in (b"0", b"x", b"2000000001", None):
-        with pytest.raises(DamagedMetadataError, match="retry-hot-attempts"):
-            decode_metadata((*WAITING_BYTES, ("retry-hot-attempts", value)))
+    written = (*WAITING_BYTES[:place], (header, b"%d" % number), *WAITING_BYTES[place:])
+    assert encode_metadata(more) == written
+    assert decode_metadata(written) == more
+    for value in (too_small, b"x", b"2000000001", None):
+        with pytest.raises(DamagedMetadataError, match=header):
+            decode_metadata((*WAITING_BYTES, (header, value)))
 
 
 def test_a_newer_format_says_to_upgrade() -> None:
@@ -142,18 +148,6 @@ def test_a_record_that_neither_waits_nor_is_dead_is_damaged() -> None:
         decode_metadata((*WAITING_BYTES, ("retry-reason", b"exhausted")))
     with pytest.raises(DamagedMetadataError, match="retry-due-ms"):
         encode_metadata(replace(WAITING, reason="exhausted"))
-
-
-def test_a_delivery_has_a_header_where_it_is_not_the_attempt() -> None:
-    """It is at least the attempt, which a delivery spends; a value out of range is damage."""
-    probed = replace(WAITING, delivery=7)
-    place = WAITING_BYTES.index(("retry-attempt", b"2")) + 1
-    written = (*WAITING_BYTES[:place], ("retry-delivery", b"7"), *WAITING_BYTES[place:])
-    assert encode_metadata(probed) == written
-    assert decode_metadata(written) == probed
-    for value in (b"1", b"x", b"2000000001", None):
-        with pytest.raises(DamagedMetadataError, match="retry-delivery"):
-            decode_metadata((*WAITING_BYTES, ("retry-delivery", value)))
 
 
 def test_attempt_0_is_only_for_replays() -> None:

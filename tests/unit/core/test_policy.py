@@ -27,14 +27,6 @@ def test_tries_in_place_of_a_rule_are_bounded_as_the_policys(hot: Any, problem: 
     assert policy.digest != RetryPolicy("1m", on=[retryable(OSError)]).digest
 
 
-def test_n_delays_make_n_plus_one_attempts() -> None:
-    """The first delivery counts."""
-    policy = RetryPolicy("5m*2 30m*3 1h")
-    assert policy.max_attempts == 7
-    assert policy.max_elapsed_ms is None
-    assert policy.timeout_ms == 300_000
-
-
 def test_one_delay_is_one() -> None:
     """It had 1 delays."""
     with pytest.raises(InvalidPolicyError, match="has 1 delay, so 2 attempts"):

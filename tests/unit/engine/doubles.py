@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from retryapp.core.control import Command
+from retryapp.core.control import Command, Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand
@@ -19,8 +19,8 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, Record
-from retryapp.core.row_keys import row_key
-from retryapp.core.rows import row_due_ms
+from retryapp.core.row_keys import IDENTITY_AT, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, decode_row, row_due_ms
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunAbortedError
@@ -30,7 +30,7 @@ from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.ports import Event, Observation, Row, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, RecordingObserver, ScriptedRandom, Step, VirtualClock
 
 MAIN = TopicPartition("orders", 0)
@@ -40,6 +40,7 @@ SITE = LaneSite(
     name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN,
     changelog=TopicPartition("app.orders.pending.changelog", 0), dlqs=[TopicPartition(DLQ, 0)],
 )  # fmt: skip
+CONTROL, CHANGELOG = TopicPartition("app.orders.control", 0), SITE.changelog
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
 GIVEN_UP = [Step.HOLD, Step.CLOSE]
 BACKOFF_MS = 100
@@ -313,7 +314,28 @@ def offsets(records: list[Record]) -> list[int]:
 
 
 def problems(partition: MemoryPartition) -> list[str]:
-    return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
+    return [o.message or "" for o in partition.observer.of(Event.FAILED)]
+
+
+def failures(partition: MemoryPartition) -> list[str]:
+    """Return why the lane has closed, in order."""
+    return [o.message or "" for o in partition.observer.of(Event.LANE_FAILED)]
+
+
+def rows(partition: MemoryPartition) -> list[PendingRow]:
+    """Return what waits, in the order in which it is due."""
+    table = partition.transport.pending
+    return [] if table is None else [decode_row(value) for _, value in table.page(None, 100)]
+
+
+def damage(partition: MemoryPartition, offset: int = 0, *, version: bool = False) -> None:
+    """Take a byte out of the row of a record, or only change its version."""
+    table = partition.transport.pending
+    assert table is not None
+    keyed = {parse_row_key(key).origin_offset: (key, value) for key, value in table.page(None, 99)}
+    key, value = keyed[offset]
+    bad = b"\0" + value[1:] if version else value[:-40] + value[-39:]
+    table.write([Row(key[IDENTITY_AT:], bad, "?")], None)
 
 
 def crowd(orphans: Orphans, count: int | None = None) -> list[asyncio.Future[Any]]:
@@ -327,6 +349,11 @@ def crowd(orphans: Orphans, count: int | None = None) -> list[asyncio.Future[Any
 async def settle() -> None:
     for _ in range(60):
         await asyncio.sleep(0)
+
+
+def about(name: str, verb: Verb, offset: int, **more: Any) -> Command:
+    """Return a command about a record of the main topic."""
+    return Command(id=name, verb=verb, failure_id=f"app/orders@kq8G0bTz/0/{offset}", **more)
 
 
 def post(partition: MemoryPartition, *commands: Command | HandlerCommand | JobCommand) -> None:
@@ -368,7 +395,7 @@ def held(partition: MemoryPartition) -> int:
 
 
 def committed(partition: MemoryPartition) -> int:
-    return partition.transport.offsets.get(TopicPartition("orders", 0), 0)
+    return partition.transport.offsets.get(MAIN, 0)
 
 
 class Rig:

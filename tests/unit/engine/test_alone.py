@@ -81,14 +81,3 @@ async def test_who_is_cancelled_holds_nothing(holders: Holders) -> None:
     await asyncio.sleep(0)
     assert await holders.cancel("V") == []
     assert await holders.ask("e") == ["e"]
-
-
-async def test_a_worker_is_still_for_a_bounded_time() -> None:
-    """Whatever keeps its holder: others begin again, once."""
-    lock, begun = AloneLock(), list[str]()
-    async with lock.held(alone=True, still_s=0.01):
-        assert lock.still
-        lock.wait(lambda: begun.append("a"))
-        await asyncio.sleep(0.02)
-        assert (lock.still, begun) == (False, ["a"])
-    assert begun == ["a"]

@@ -387,18 +387,12 @@ async def test_a_handler_of_one_record_may_mark_it() -> None:
         assert orders.dead_letters == []
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
+def test_a_list_has_a_size_and_a_wait() -> None:
     for size in (0, 10_001, True, "3"):
         with pytest.raises(InvalidSettingError, match="batch size"):
             Batch(size)  # type: ignore[arg-type]
     with pytest.raises(InvalidDurationError):
         Batch(1, "0s")
-    with pytest.raises(InvalidSettingError, match="max_in_flight=9"):
-        MemoryPartition(Listed(), "1s", batch=Batch(10), max_in_flight=9)
-    with pytest.raises(InvalidSettingError, match="hot="):
-        MemoryPartition(Listed(), RetryPolicy("1s", hot="5ms"), batch=BATCH)
-    with pytest.raises(InvalidSettingError, match="order='partition'"):
-        MemoryPartition(Listed(), "1s", batch=BATCH, order=Order.PARTITION)
 
 
 async def test_a_list_has_one_record_of_a_key_and_keeps_all_its_keys_while_it_hangs() -> None:

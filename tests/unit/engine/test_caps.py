@@ -169,13 +169,6 @@ def test_caps_that_make_no_sense_are_refused(kept: dict[str, Any]) -> None:
         Holding(**kept)
 
 
-@pytest.mark.parametrize("order", [Order.NONE, Order.LATEST, Order.PARTITION])
-async def test_caps_are_for_the_order_of_a_key(order: Order) -> None:
-    """With other orders nothing is held in rows."""
-    with pytest.raises(InvalidSettingError, match="max_sequence_size"):
-        MemoryPartition(Down(), order=order, holding=Holding(max_sequence_size=9))
-
-
 async def test_a_declaration_has_them_and_says_what_they_mean() -> None:
     """As `retryapp plan` prints it."""
     retries = Retries(faust.App("caps", broker="kafka://127.0.0.1:1", store="memory://"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 import pytest
 from doubles import BankDownError, Gate, pass_time, serving
+from test_pace import state
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
-from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -43,11 +41,6 @@ class Service:
                 await self(value, delivery)
             except Exception as error:  # noqa: BLE001 - told below
                 delivery.fail(error)
-
-
-def state(orders: MemoryPartition) -> CircuitState:
-    assert orders.engine.context.pace.circuit is not None
-    return orders.engine.context.pace.circuit.state
 
 
 async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_them_back() -> None:
@@ -93,14 +86,6 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
         await pass_time(orders, 60_000, 100)
         assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
         assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
-
-
-def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
-    """It would never open: no second record can fail."""
-    with pytest.raises(InvalidSettingError, match=r"setting circuit=.* cannot be combined with order='partition'"):
-        MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
-    with pytest.raises(InvalidSettingError, match=r"setting circuits=.* cannot be combined with order='partition'"):
-        MemoryPartition(Service(), "1s", circuits={"bank": BREAKER}, order=Order.PARTITION)
 
 
 async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:
@@ -185,31 +170,3 @@ async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes()
             await pass_time(orders, 1_000, 100)
             done.append(len(gate.done))
         assert done in ([1, 2, 3], [2, 3, 3])
-
-
-@pytest.mark.parametrize("batch", [None, Batch(4)])
-@pytest.mark.parametrize("raises", [True, False])
-async def test_a_failure_that_is_marked_is_gone(batch: Batch | None, raises: bool) -> None:
-    """With its traceback and all frames, also where the call raises after it: see `test_deliver`."""
-    seen: list[weakref.ref[BankDownError]] = []
-
-    def marked() -> BankDownError:
-        error = BankDownError("marked")
-        seen.append(weakref.ref(error))
-        return error
-
-    async def handler(_value: object, given: Delivery | list[Delivery]) -> None:
-        for delivery in given if isinstance(given, list) else [given]:
-            delivery.fail(marked())
-        if raises:
-            raise BankDownError("raised")
-
-    async with MemoryPartition(handler, "1h", batch=batch) as orders:
-        gc.disable()
-        try:
-            await orders.send(b"a", b"b")
-            await orders.advance(50)
-            assert orders.waiting == {"1h": 2}
-            assert [reference() for reference in seen] == [None] * len(seen) != []
-        finally:
-            gc.enable()

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from doubles import post, serving
-from test_commands import CONTROL, FIRST, Calls
+from doubles import CONTROL, about, post, serving
+from test_commands import FIRST, Calls
 from test_jobs import begin, with_letters
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -54,7 +54,7 @@ async def test_a_command_that_a_crash_undoes_has_no_line(caplog: pytest.LogCaptu
     async with orders:
         await orders.send(b"one")
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        post(orders, Command(id="c", verb=Verb.CANCEL, failure_id=FIRST))
+        post(orders, about("c", Verb.CANCEL, 0))
         await orders.settle()
         assert dying.reached
         assert lines(caplog) == []

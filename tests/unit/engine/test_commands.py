@@ -6,21 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import post, serving
+from doubles import CONTROL, DLQ, about, post, serving
 
 from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
-from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
-DLQ = "app.orders.dlq"
-CONTROL = TopicPartition("app.orders.control", 0)
 FIRST = "app/orders@kq8G0bTz/0/0"
 
 
@@ -278,7 +274,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         if verb is Verb.RESTORE:
             await orders.command("discard", 0)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        post(orders, Command(id="dying", verb=verb, failure_id=FIRST, **more))
+        post(orders, about("dying", verb, 0, **more))
         await orders.settle()
         assert dying.reached
     calls.failing = False
@@ -295,7 +291,7 @@ async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_ar
     async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
-    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
+    post(orders, about("c1", Verb.CANCEL, 0))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(calls.seen) == 1
@@ -321,7 +317,7 @@ async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
     """Nobody expects it any more."""
     async with serving(Calls(), "10h*3") as (orders, calls):
         await orders.send(b"one")
-    post(orders, Command(id="late", verb=Verb.CANCEL, failure_id=FIRST))
+    post(orders, about("late", Verb.CANCEL, 0))
     orders.clock.advance(COMMAND_AGE_MS + 1)
     async with MemoryPartition(calls, "10h*3", transport=orders.transport) as orders:
         assert orders.waiting == {"10h": 1}
@@ -389,16 +385,6 @@ async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> Non
         assert seen == [b"1", b"2", b"1", b"2", b"3"]
 
 
-async def test_metadata_of_a_replay_names_its_letter() -> None:
-    """So that its success can be marked there."""
-    async with serving(Calls(), "1s", b"one") as (orders, _):
-        await orders.to_rest()
-        await orders.command("replay", 0)
-        copies = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
-        assert copies[1] is not None
-        assert (copies[1].letter, copies[1].attempt, copies[1].replays, copies[1].delivery) == (":0", 0, 1, 3)
-
-
 async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
     """In a handler that takes lists: its neighbours would die of its time-out."""
     sizes, slow = [], asyncio.Event()
@@ -414,6 +400,6 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
         slow.set()
         sizes.clear()
         for number in range(2):
-            post(orders, Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}"))
+            post(orders, about(f"c{number}", Verb.REPLAY, number))
         await orders.advance(100)
         assert sizes == [1, 1]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from doubles import (
     DLQ,
+    MAIN,
     USER_HEADERS,
     BankDownError,
     Due,
@@ -16,6 +17,7 @@ from doubles import (
     deliver_once,
     down,
     failing,
+    failures,
     make_context,
     make_record,
     pass_time,
@@ -24,18 +26,16 @@ from doubles import (
 )
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, encode_metadata
+from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION
 from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.record import Damage, Headers, Origin, Record
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery import damage
 from retryapp.engine.delivery.damage import last_resort
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
-from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.turn import Turn
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition, VirtualClock
 
 RETRY = "app.orders.retry"
@@ -107,18 +107,6 @@ async def test_damaged_metadata_means_dead_and_never_a_counter_set_back(
     assert (turn.source, turn.rows) == (None, (Row(claim.identity, None, "?"),))
 
 
-async def test_a_dead_letter_copied_to_the_main_topic_is_a_new_record() -> None:
-    """Our headers on it are neither believed nor shown."""
-    _, dead = the(await deliver_once(make_context(failing(Reject())), make_record()))
-    seen: list[Delivery] = []
-
-    async def handler(_value: bytes, delivery: Delivery) -> None:
-        seen.append(delivery)
-
-    await deliver_once(make_context(handler), make_record(offset=99, headers=encode_metadata(dead)))
-    assert (seen[0].attempt, seen[0].origin.offset, seen[0].headers) == (1, 99, ())
-
-
 @pytest.fixture
 async def context() -> DeliveryContext:
     """Its handler must never run."""
@@ -168,7 +156,7 @@ async def test_a_new_record_keeps_its_bytes_and_coordinates() -> None:
     assert letter.headers[:2] == (("retry-foreign-retry-attempt", b"7"), ("retry-escaped-%FF", b"z"))
     assert (said.reason, said.attempt, said.origin.text) == ("damaged", 1, "orders@kq8G0bTz/0/42")
     assert (said.error_type, said.error_message) == ("OddError", "its failure could not be encoded: OddError: ?")
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
+    assert (turn.source, turn.next_offset) == (MAIN, 43)
     assert [o.event for o in turn.observations] == [Event.DAMAGED, Event.DEAD]
 
 
@@ -224,9 +212,8 @@ async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record, what: 
     async with MemoryPartition(down, "1s 1h") as orders:
         await put(orders, changed)
         await pass_time(orders, 5_000, 1_000)
-        failures = [o.message or "" for o in orders.observer.seen if o.event is Event.LANE_FAILED]
-        assert failures
-        assert all("[0]@7" in text and "upgrade" in text for text in failures)
+        assert failures(orders)
+        assert all("[0]@7" in text and "upgrade" in text for text in failures(orders))
         (kept,) = [r.value for r in orders.records("app.orders.pending.changelog") if r.key == IDENTITY]
         assert (kept, orders.records(DLQ)) == (changed, [])
 

@@ -7,18 +7,16 @@ import logging
 from dataclasses import replace
 
 import pytest
-from doubles import post, serving
+from doubles import damage, post, serving
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
 from retryapp.core.headers import decode_metadata
-from retryapp.core.row_keys import IDENTITY_AT
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
-CONTROL = TopicPartition("app.orders.control", 0)
 HOUR_MS = 3_600_000
 
 
@@ -118,9 +116,7 @@ async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
         caller.gate.clear()
         await orders.advance(1_000)
         await orders.command("release", caller.tokens[-1])
-        assert orders.transport.pending is not None
-        ((key, value),) = orders.transport.pending.page(None, 2)
-        orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "1s")], None)
+        damage(orders)
     async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["damaged"]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from doubles import (
+    MAIN,
     USER_HEADERS,
     BankDownError,
     Due,
@@ -26,6 +27,7 @@ from doubles import (
 )
 from pydantic import BaseModel, field_validator
 
+from retryapp.core.batch import Batch
 from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import to_row
 from retryapp.core.lifecycle import Skipped, Succeeded, decode_event
@@ -41,7 +43,7 @@ from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
@@ -63,7 +65,7 @@ async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story
     assert metadata.error_type.endswith("BankDownError")
     assert metadata.error_message == "no answer"
     assert (metadata.policy, metadata.reason, metadata.error_trace) == (context.handler.policy.digest, None, None)
-    assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
+    assert (turn.source, turn.next_offset) == (MAIN, 43)
     assert [o.event for o in turn.observations] == [Event.FAILED, Event.SCHEDULED]
 
 
@@ -324,24 +326,33 @@ async def test_a_delivery_counts_on_whatever_attempts_were_spent(clock: VirtualC
         assert decode_row(turn.rows[0].value or b"").delivery == 6
 
 
-async def test_a_failure_that_is_told_of_is_gone() -> None:
+@pytest.mark.parametrize("batch", [None, Batch(4)])
+@pytest.mark.parametrize(("marks", "raises"), [(False, True), (True, False), (True, True)])
+async def test_a_failure_that_is_told_of_is_gone(batch: Batch | None, marks: bool, raises: bool) -> None:
     """With its traceback and all frames: left to the garbage collector, they cost a storm of failures a tenth more."""
     seen: list[weakref.ref[BankDownError]] = []
 
-    async def handler(_value: bytes) -> None:
+    def noted() -> BankDownError:
         error = BankDownError("no answer")
         seen.append(weakref.ref(error))
-        try:
-            raise error
-        finally:
-            del error
+        return error
 
-    gc.disable()
-    try:
-        the(await deliver_once(make_context(handler, "10s"), make_record()))
-        assert [reference() for reference in seen] == [None]
-    finally:
-        gc.enable()
+    async def handler(_value: object, given: Delivery | list[Delivery]) -> None:
+        for delivery in given if isinstance(given, list) else [given]:
+            if marks:
+                delivery.fail(noted())
+        if raises:
+            raise noted()
+
+    async with MemoryPartition(handler, "1h", batch=batch) as orders:
+        gc.disable()
+        try:
+            await orders.send(b"a", b"b")
+            await orders.advance(50)
+            assert orders.waiting == {"1h": 2}
+            assert [reference() for reference in seen] == [None] * len(seen) != []
+        finally:
+            gc.enable()
 
 
 async def test_messages_are_freed_of_what_is_masked() -> None:

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, problems, serving
+from doubles import BankDownError, failures, problems, serving
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook, partition_of
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
-from retryapp.ports import Event, LaneBatch, LaneReceipt
+from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, VirtualClock
 
 OUT = "payments"
@@ -128,8 +128,7 @@ async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane(
         assert orders.waiting == {"40s": 1}
         assert problems(orders) == [f"publish to {OUT!r}: for no reason"]
         assert len(orders.records("other")) == 1
-        failed = [o for o in orders.observer.seen if o.event is Event.LANE_FAILED]
-        assert len(failed) == 1
+        assert len(failures(orders)) == 1
         transport.refuses = None
         await orders.advance(int(REFUSED_S * 1_000))
         await orders.advance(10_000)

@@ -7,8 +7,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 import pytest
-from doubles import events_of, serving
-from test_commands import CONTROL, DLQ, FIRST, Calls, marks
+from doubles import CONTROL, DLQ, events_of, serving
+from test_commands import FIRST, Calls, marks
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.lifecycle import Commanded

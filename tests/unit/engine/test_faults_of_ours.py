@@ -14,12 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from doubles import MAIN, BankDownError, post
+from doubles import MAIN, BankDownError, about, post
 from suspected import found
 
-from retryapp.core.control import Command, Verb, is_mark, named_by
+from retryapp.core.control import Verb, is_mark
 from retryapp.core.headers import decode_metadata
-from retryapp.core.record import Origin, failure_id
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Run
@@ -89,8 +88,7 @@ def before(part: type, name: str, then: Callable[[], None]) -> Iterator[None]:
 
 
 def command(orders: MemoryPartition, verb: str, offset: int) -> None:
-    name = failure_id("app", Origin("orders", "kq8G0bTz", 0, offset))
-    post(orders, Command(id=verb, verb=Verb(verb), **named_by(name)))
+    post(orders, about(verb, Verb(verb), offset))
 
 
 def send(orders: MemoryPartition, *values: bytes) -> None:

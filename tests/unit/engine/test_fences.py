@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, BankDownError, fine, reopen
+from doubles import CHANGELOG, MAIN, BankDownError, fine, reopen
 
 from retryapp.core.batch import Batch
 from retryapp.engine.handler.handler import Delivery
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Step
-
-CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
 
 
 class Service:

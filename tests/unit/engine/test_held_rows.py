@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, committed, held, pass_time, serving
+from doubles import MAIN, BankDownError, Gate, committed, held, pass_time, serving
 
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
 
@@ -18,10 +18,9 @@ async def headless(count: int, size: int = 1) -> MemoryLaneTransport:
     """Return what a worker leaves that dies when so many heads are done, each with one held row behind it."""
     gate, transport = Gate(), MemoryLaneTransport()
     async with MemoryPartition(gate, "1s", concurrency=count, order=Order.KEY, transport=transport) as orders:
-        main = TopicPartition("orders", 0)
         for number in range(count):
-            transport.append(main, b"%d" % number, b"head %d" % number)
-            transport.append(main, b"%d" % number, b"%d" % number + b"x" * size)
+            transport.append(MAIN, b"%d" % number, b"head %d" % number)
+            transport.append(MAIN, b"%d" % number, b"%d" % number + b"x" * size)
         await orders.settle()
         for value in list(gate.running):
             gate.let(value, BankDownError())
@@ -61,14 +60,14 @@ async def test_held_rows_are_claimed_within_the_bytes_of_the_window() -> None:
 
 async def test_a_record_that_is_read_again_beside_its_row_is_passed_and_earlier_ones_come_before_it() -> None:
     """Somebody has set the group's offset back. What is at that offset now may be another record: that one runs."""
-    gate, transport, main = Gate(), MemoryLaneTransport(), TopicPartition("orders", 0)
+    gate, transport = Gate(), MemoryLaneTransport()
     async with MemoryPartition(gate, "1s 9s", order=Order.KEY, transport=transport) as orders:
         await orders.send(b"0", b"1", b"2", b"3", key=b"a")
         for value in (b"0", b"1"):
             await gate.end(orders, value)
         await gate.end(orders, b"2", BankDownError())
         assert (committed(orders), orders.waiting) == (4, {"1s": 1, "held": 1})
-    transport.offsets[main], gate = 0, Gate()
+    transport.offsets[MAIN], gate = 0, Gate()
     async with MemoryPartition(gate, "1s 9s", order=Order.KEY, transport=transport) as orders:
         await gate.end(orders, b"0", BankDownError())
         assert (committed(orders), orders.waiting) == (4, {"1s": 2, "held": 2})
@@ -79,11 +78,11 @@ async def test_a_record_that_is_read_again_beside_its_row_is_passed_and_earlier_
         gate.open = False
         await orders.send(b"5", key=b"a")
         await gate.end(orders, b"5", BankDownError())
-    log = transport.broker.logs[main]
-    transport.offsets[main], log.end = 5, 5
+    log = transport.broker.logs[MAIN]
+    transport.offsets[MAIN], log.end = 5, 5
     del log.entries[-1]
     transport.clock.advance(10)
-    transport.append(main, b"b", b"other 5")
+    transport.append(MAIN, b"b", b"other 5")
     gate = Gate()
     gate.let_all()
     async with MemoryPartition(gate, "1s 9s", order=Order.KEY, transport=transport) as orders:

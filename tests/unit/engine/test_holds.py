@@ -7,12 +7,12 @@ import logging
 from typing import Any
 
 import pytest
-from doubles import events_of, serving
+from doubles import events_of, rows, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import HOLD_MS
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.rows import OPERATOR, SEQUENCE, decode_row
+from retryapp.core.rows import OPERATOR, SEQUENCE
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
 
@@ -36,8 +36,7 @@ class Calls:
 
 
 def holds(partition: MemoryPartition) -> list[int]:
-    table = partition.transport.pending
-    return [] if table is None else [decode_row(value).hold for _, value in table.page(None, 100)]
+    return [row.hold for row in rows(partition)]
 
 
 def told(partition: MemoryPartition) -> list[tuple[str, str]]:
@@ -210,15 +209,6 @@ async def test_a_follower_is_held_before_its_first_attempt(late: bool) -> None:
         await orders.to_rest()
         assert [value for value, attempt in calls.seen if attempt == 2] == [b"one", b"two", b"three"]
         assert not orders.waiting
-
-
-async def test_a_newer_record_replaces_one_that_is_held() -> None:
-    """With `order="latest"`: a hold keeps an old state from nobody."""
-    async with serving(Calls(), "1s*3", b"old", key=b"k", order=Order.LATEST) as (orders, calls):
-        await orders.command("hold", 0)
-        await orders.send(b"new", key=b"k")
-        await orders.to_rest()
-        assert calls.seen == [(b"old", 1), (b"new", 1), (b"new", 2)]
 
 
 async def test_a_follower_that_was_held_runs_when_the_handler_has_no_order_any_more() -> None:

@@ -8,25 +8,21 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from doubles import Refusing, events_of, fine, pass_time, post, serving
-from test_commands import CONTROL, FIRST, Calls
+from doubles import CONTROL, MAIN, Refusing, about, events_of, failures, fine, pass_time, post, serving
+from test_commands import Calls
 from test_jobs import begin, part_of, partition, with_letters
 from test_leaving import Worker
 from typing_extensions import override
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
-
-
-def failures(orders: MemoryPartition) -> list[str]:
-    return [seen.message or "" for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
 def start(part: str) -> bytes:
@@ -88,7 +84,7 @@ async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed()
     orders.clock.advance(2_000)
     for _ in range(1_500):
         orders.transport.append(CONTROL, None, b"none")
-    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
+    post(orders, about("c1", Verb.CANCEL, 0))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         await orders.until(lambda: orders.dead_letters)
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
@@ -109,7 +105,7 @@ async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(o
 
     async with serving(handle, "1h", b"dead", b"waits", key=b"a", order=order) as (orders, _):
         assert (len(orders.dead_letters), orders.waiting) == (1, {"1h": 1})
-    post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
+    post(orders, about("c1", Verb.REPLAY, 0))
     async with MemoryPartition(handle, "1h", order=order, transport=orders.transport) as orders:
         await orders.settle()
         assert (failures(orders), seen) == ([], [b"dead", b"waits", b"dead"])
@@ -130,7 +126,7 @@ async def test_a_kill_at_each_commit_of_its_opening_leaves_a_replay_to_be_obeyed
 
         async with MemoryPartition(handle, "1h", order=Order.KEY) as orders:
             await orders.send(b"dead", b"waits", key=b"a")
-        post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
+        post(orders, about("c1", Verb.REPLAY, 0))
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
         for _ in range(2):
             async with MemoryPartition(handle, "1h", order=Order.KEY, transport=orders.transport) as orders:
@@ -259,7 +255,7 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
 
     async with serving(handle, "1s 1h", b"one", concurrency=1) as (orders, _):
         if waits == 1:
-            orders.transport.append(TopicPartition("orders", 0), None, b"first")
+            orders.transport.append(MAIN, None, b"first")
         await orders.advance(1_000 if waits else 10)
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
         orders.transport.append(CONTROL, None, single(""))
@@ -286,7 +282,7 @@ async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
         before, again = len(events_of(orders, Commanded)), len(service.again)
     orders.transport.broker.notes.clear()
-    orders.transport.broker.committed[TopicPartition("orders", 0)] = 0
+    orders.transport.broker.committed[MAIN] = 0
     orders.transport.lose_store()
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(1_000)

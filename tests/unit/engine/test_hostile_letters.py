@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from doubles import events_of, serving
-from test_commands import CONTROL, DLQ
-from test_hostile_commands import failures, single
+from doubles import CONTROL, DLQ, events_of, failures, serving
+from test_hostile_commands import single
 from test_jobs import Service, begin, letters, part_of, partition, tell, with_letters
 from two_lanes import with_letter
 from typing_extensions import override

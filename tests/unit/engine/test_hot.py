@@ -91,33 +91,17 @@ async def test_a_former_try_publishes_no_more() -> None:
         assert len(orders.records("out")) == 1
 
 
-def _rejected() -> BaseException:
-    return Reject("no")
-
-
-def _later() -> BaseException:
-    return RetryLater(after="10s")
-
-
-def _skipped() -> BaseException:
-    return Skip("nothing to do")
-
-
-def _coded() -> BaseException:
-    return ValueError("never")
-
-
 @pytest.mark.parametrize(
-    "error", [_rejected, _later, _skipped, _coded], ids=["reject", "later", "skip", "non-retryable"]
+    ("error", "left"),
+    [(Reject("no"), 1), (RetryLater(after="10s"), 1), (Skip("nothing to do"), 0), (ValueError("never"), 1)],
+    ids=["reject", "later", "skip", "non-retryable"],
 )
-async def test_what_somebody_has_decided_is_not_tried_again(error: Callable[[], BaseException]) -> None:
+async def test_what_somebody_has_decided_is_not_tried_again(error: BaseException, left: int) -> None:
     """A verdict, or a rule."""
-    tries = Tries(9, error)
     policy = RetryPolicy("1h", hot="50ms*2", timeout="1s", on=non_retryable(ValueError))
-    async with serving(tries, policy, b"a") as (orders, _):
-        assert tries.seen == [(1, 1)]
-        assert orders.engine.in_flight == 0
-        assert len(orders.dead_letters) + len(orders.waiting) == (0 if error is _skipped else 1)
+    async with serving(Tries(9, lambda: error), policy, b"a") as (orders, tries):
+        assert (tries.seen, orders.engine.in_flight) == ([(1, 1)], 0)
+        assert len(orders.dead_letters) + len(orders.waiting) == left
 
 
 async def test_what_does_not_decode_and_where_nothing_can_be_published_is_not_tried_again() -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import events_of, pass_time, post, reopen, serving
+from doubles import DLQ, events_of, pass_time, post, reopen, serving
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
@@ -30,12 +30,9 @@ from retryapp.core.rows import PendingRow, decode_row
 from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
-DLQ = "app.orders.dlq"
-CONTROL = TopicPartition("app.orders.control", 0)
 COMMANDS = count(1)
 
 

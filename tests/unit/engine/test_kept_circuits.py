@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from doubles import BankDownError, pass_time
+from doubles import CHANGELOG, BankDownError, pass_time
 from test_pace import BREAKER, Service, outage, partition, state, told
 
 from retryapp import RetryPolicy, Unavailable
@@ -16,7 +16,7 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, read_steer
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.marks import PROGRESS, read_progress
 from retryapp.engine.handler.handler import Delivery
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -37,7 +37,7 @@ def steering(orders: MemoryPartition) -> Steering:
 
 def written(orders: MemoryPartition) -> str:
     """Return that as text."""
-    records = orders.transport.read(TopicPartition("app.orders.pending.changelog", 0))
+    records = orders.transport.read(CHANGELOG)
     return read_progress([b"", *(record.value or b"" for record in records if record.key == PROGRESS)][-1]).steering
 
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, post, reopen, serving
+from doubles import (
+    MAIN,
+    BankDownError,
+    Gate,
+    Refusing,
+    about,
+    committed,
+    events_of,
+    held,
+    pass_time,
+    post,
+    reopen,
+    serving,
+)
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.lifecycle import Superseded
-from retryapp.core.record import Origin, failure_id
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.partition.latest import READ_S
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
-MAIN = TopicPartition("orders", 0)
 LATEST: dict[str, Any] = {"concurrency": 9, "order": Order.LATEST}
 ALONE: dict[str, Any] = {"max_in_flight": 1, "order": Order.LATEST}
 
@@ -238,8 +249,7 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         await orders.send(b"new", key=b"a")
         commit = orders.transport.pause(Step.COMMIT)
         for number, offset in enumerate((0, 0, 1)):
-            origin = Origin("orders", orders.engine.context.topic_id, 0, offset)
-            post(orders, Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin)))
+            post(orders, about(f"{number}", Verb.HOLD, offset))
         await orders.settle()
         assert commit.reached
         await gate.end(orders, b"new")

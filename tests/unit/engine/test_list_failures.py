@@ -29,21 +29,13 @@ async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
         assert orders.engine.in_flight == 0
 
 
-async def test_two_that_raise_are_both_found() -> None:
-    """In different halves: that they fail alike proves nothing while others go well."""
-    async with serving(Listed(), "1h", batch=Batch(8)) as (orders, _):
-        await orders.send(b"0", b"raise 1", b"2", b"3", b"4", b"5", b"raise 6", b"7")
-        assert set(failed(orders)) == {b"raise 1", b"raise 6"}
-        assert len(out(orders)) == 6
-
-
-async def test_what_goes_well_in_between_shows_that_records_are_to_blame() -> None:
-    """Three that fail alike among others."""
-    handler = Listed()
-    values = [b"raise %d" % n if n in (3, 11, 15) else b"%d" % n for n in range(16)]
-    async with serving(handler, "1h", *values, batch=Batch(16)) as (orders, _):
-        assert set(failed(orders)) == {b"raise 3", b"raise 11", b"raise 15"}
-        assert len(out(orders)) == 13
+@pytest.mark.parametrize(("size", "bad"), [(8, (1, 6)), (16, (3, 11, 15))])
+async def test_several_that_raise_are_all_found(size: int, bad: tuple[int, ...]) -> None:
+    """That they fail alike proves nothing while others between them go well."""
+    values = [b"raise %d" % n if n in bad else b"%d" % n for n in range(size)]
+    async with serving(Listed(), "1h", *values, batch=Batch(size)) as (orders, _):
+        assert set(failed(orders)) == {b"raise %d" % n for n in bad}
+        assert len(out(orders)) == size - len(bad)
 
 
 async def test_what_fails_alike_three_times_over_fails_whole() -> None:

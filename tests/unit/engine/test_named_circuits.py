@@ -6,12 +6,11 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, fine, pass_time, scheduler_of
+from doubles import BankDownError, Gate, events_of, pass_time, rows, scheduler_of
 
 from retryapp import RetryLater, RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
-from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import CircuitChanged
@@ -395,22 +394,4 @@ async def test_what_somebody_says_of_a_claimed_record_counts_although_its_circui
         gate.let_all()
         await orders.settle()
         assert (gate.started, len(orders.dead_letters)) == ([b"1"], int(not waits))
-        assert orders.transport.pending is not None
-        assert [decode_row(value).hold for _, value in orders.transport.pending.page(None, 2)] == [OPERATOR] * waits
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"policy": RetryPolicy("1s", on=[retryable(ValueError, circuit="bank")])}, "names the circuit 'bank'"),
-        ({"circuits": {"no name": BREAKER}}, "letters, digits"),
-        ({"circuits": {f"c{n}": BREAKER for n in range(17)}}, "at most 16"),
-        ({"circuits": {"c7": BREAKER, "c10": BREAKER}}, "another name"),
-        ({"order": Order.PARTITION}, "order='partition'"),
-        ({"circuit": CircuitBreaker(rate_limit="1/s")}, "set rate_limit= of the handler"),
-    ],
-)
-def test_names_that_cannot_be_told_apart_are_refused(options: dict[str, Any], problem: str) -> None:
-    """As is a rule that names none of them."""
-    with pytest.raises(InvalidSettingError, match=problem):
-        partition(fine, **options)
+        assert [row.hold for row in rows(orders)] == [OPERATOR] * waits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doubles import EVENTS, SITE, BankDownError, down, events_of, pass_time, serving
+from doubles import CHANGELOG, EVENTS, BankDownError, down, events_of, pass_time, serving
 
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, is_identity
@@ -10,8 +10,6 @@ from retryapp.core.rows import row_due_ms
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Script, VirtualClock
-
-CHANGELOG = SITE.changelog.topic
 
 # -- what is told -----------------------------------------------------------------------------------------------------
 
@@ -51,10 +49,10 @@ async def test_a_retry_costs_the_broker_four_records_in_two_transactions() -> No
         await orders.to_rest()
         assert len(transport.batches) == began + 2
         written = {tp.topic: log.entries[opened.get(tp, 0) :] for tp, log in transport.broker.logs.items()}
-        progress = [row.record.key == b"progress" for row in written[CHANGELOG]]
+        progress = [row.record.key == b"progress" for row in written[CHANGELOG.topic]]
         assert progress == [False, True] * 2
         assert {topic: len(some) for topic, some in written.items() if some} == {
-            "orders": 1, "app.orders.retry": 1, CHANGELOG: 4, EVENTS: 1,
+            "orders": 1, "app.orders.retry": 1, CHANGELOG.topic: 4, EVENTS: 1,
         }  # fmt: skip
 
 

@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import post, serving, tell
+from doubles import MAIN, about, post, serving, tell
 
 from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.circuit import MOST_SPELLS
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 
 
@@ -98,7 +97,7 @@ async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries
     async with serving(Calls(), "1s*3", order=order) as (orders, calls):
         await orders.send(b"one", key=b"a")
     post(orders, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
-    orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
+    orders.transport.append(MAIN, b"b", b"two")
     async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert calls.begun == [b"one"]
@@ -115,9 +114,8 @@ async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_lett
     calls, known = Calls(), asyncio.Event()
     async with MemoryPartition(calls, "1s*3") as orders:
         await orders.send(b"one")
-    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0")
-    post(orders, replay, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
-    orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
+    post(orders, about("c", Verb.REPLAY, 0), HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
+    orders.transport.append(MAIN, b"b", b"two")
     monkeypatch.setattr(type(orders.transport), "letters_here", property(lambda _lane: known.is_set()))
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
         await orders.advance(60_000)
@@ -143,18 +141,6 @@ async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
         await tell(orders, HandlerVerb.RESUME)
         await orders.to_rest()
         assert calls.begun == [b"one", b"two", b"three"]
-
-
-async def test_a_deadline_does_not_count_a_pause() -> None:
-    """Else a long one would be the end of all that waited."""
-    async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):
-        await tell(orders, HandlerVerb.PAUSE)
-        await orders.advance(3_600_000)
-        await tell(orders, HandlerVerb.RESUME)
-        assert orders.dead_letters == []
-        calls.failing = False
-        await orders.to_rest()
-        assert orders.dead_letters == []
 
 
 async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_it() -> None:

@@ -88,25 +88,6 @@ async def test_the_gate_says_which_record_and_why_loudly() -> None:
         assert (await go_on(orders))["before"] == text
 
 
-async def test_it_stays_paused_over_a_restart() -> None:
-    """Of whichever worker, also one without the group's offsets: nobody passes the record round."""
-    calls = Calls()
-    orders = MemoryPartition(calls, POLICY)
-    async with orders:
-        await orders.send(b"one")
-    for forget in (False, True):
-        if forget:
-            orders.transport.broker.notes.clear()
-        async with serving(calls, POLICY, b"two", transport=orders.transport) as (orders, _):
-            await orders.advance(60_000)
-            assert calls.begun == [b"one"]
-    async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
-        calls.closed = False
-        await go_on(orders)
-        await orders.to_rest()
-        assert sorted(calls.begun) == [b"one", b"one", b"two", b"two"]
-
-
 async def test_a_crash_before_the_gate_is_durable_has_the_record_fail_again() -> None:
     """And pause then."""
     calls = Calls()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, fine, pass_time, reopen, scheduler_of
+from doubles import MAIN, BankDownError, Gate, pass_time, reopen, scheduler_of
 from typing_extensions import override
 
 from retryapp import RetryPolicy, Unavailable
@@ -217,14 +217,9 @@ def test_a_place_is_offered_to_one_at_a_time_in_turn() -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    """With the reason."""
     for wrong in (0, 2.5, True):
         with pytest.raises(InvalidSettingError, match="max_concurrent"):
             CircuitBreaker(max_concurrent=wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidSettingError, match="for all retries set max_concurrent= of the handler"):
-        partition(fine, circuit=FEW)
-    with pytest.raises(InvalidSettingError, match=r"redelivery='main'.*would count"):
-        partition(fine, through_main=True)
 
 
 async def test_rows_whose_records_cannot_be_read_again_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

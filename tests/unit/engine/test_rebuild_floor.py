@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Refusing, serving
+from doubles import CHANGELOG, MAIN, BankDownError, Refusing, serving
 
 from retryapp.core import marks
 from retryapp.engine.handler.handler import Delivery
@@ -16,7 +16,6 @@ from retryapp.ports import Sink, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, MemoryPendingTable
 from retryapp.testing.lane import MemoryReader
 
-CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
 TAIL = 12
 """Where the floor is looked for: a few transactions."""
 
@@ -147,7 +146,7 @@ SITE = LaneSite(
     group="app",
     partition=0,
     sources=(),
-    main=TopicPartition("orders", 0),
+    main=MAIN,
     changelog=CHANGELOG,
     dlqs=(),
     changelog_id="kq2",

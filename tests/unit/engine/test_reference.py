@@ -9,36 +9,24 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import crowd, reopen, scheduler_of, serving
+from doubles import DLQ, MAIN, RETRY, crowd, reopen, rows, scheduler_of, serving
 
-from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Damage, Record
-from retryapp.core.rows import decode_row
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Script
 from retryapp.testing.broker import Entry
 from retryapp.testing.tables import MemoryPendingTable
 
-ORDERS: Final = TopicPartition("orders", 0)
-RETRIES: Final = "app.orders.retry"
-DEAD: Final = "app.orders.dlq"
 LARGE: Final = b"x" * 100_000
 DAY_MS: Final = 86_400_000
 HEADERS: Final = (("trace", b"1"), ("trace", None), ("retry-due-ms", b"mine"))
 
 
-def rows(partition: MemoryPartition) -> list[Any]:
-    table = partition.transport.pending
-    return [] if table is None else [decode_row(value) for _, value in table.page(None, 100)]
-
-
 def change(partition: MemoryPartition, offset: int, to: Callable[[Record], Record] | None) -> None:
     """Have the main topic have something else at an offset; None: nothing."""
-    log = partition.transport.broker.logs[ORDERS]
+    log = partition.transport.broker.logs[MAIN]
     at = next(at for at, entry in enumerate(log.entries) if entry.record.offset == offset)
     log.entries[at : at + 1] = [] if to is None else [Entry(to(log.entries[at].record), None)]
 
@@ -57,7 +45,7 @@ async def test_a_record_comes_again_as_it_was_and_no_copy_has_waited(value: byte
         (row,) = rows(orders)
         assert (row.key, row.value, row.reference.size) == (b"k", b"", len(value or b"") + 1 + 27)
         await orders.to_rest()
-        copies = orders.records(RETRIES)
+        copies = orders.records(RETRY.topic)
     assert len(seen) == 3
     assert len(set(seen)) == 1
     assert [(copy.key, copy.value) for copy in copies] == [(b"k", b"")] * 2
@@ -69,7 +57,7 @@ async def test_a_dead_letter_has_the_whole_record() -> None:
     async with MemoryPartition(Script("fail", "fail"), "1s", by_reference=True) as orders:
         await orders.send(LARGE, key=b"k", headers=(("trace", b"1"),))
         await orders.to_rest()
-        (letter,) = orders.records(DEAD)
+        (letter,) = orders.records(DLQ)
         (metadata,) = orders.dead_letters
     assert (letter.key, letter.value, letter.headers[0]) == (b"k", LARGE, ("trace", b"1"))
     assert (metadata.reason, metadata.attempt, metadata.no_payload) == ("exhausted", 2, False)
@@ -92,7 +80,7 @@ async def test_another_record_in_its_place_is_never_delivered(to: Callable[[Reco
         change(orders, 0, to)
         await orders.to_rest()
         (metadata,) = orders.dead_letters
-        (letter,) = orders.records(DEAD)
+        (letter,) = orders.records(DLQ)
         outcome = await orders.command("replay", 0)
     assert len(script.calls) == 1
     assert (metadata.reason, metadata.attempt, metadata.delivery, metadata.no_payload) == ("gone", 1, 2, True)
@@ -192,7 +180,7 @@ async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str
             assert (held.hold, held.reference) == (2, None)
             await orders.command("release", 0)
         await orders.to_rest()
-        letters = [letter.value for letter in orders.records(DEAD)]
+        letters = [letter.value for letter in orders.records(DLQ)]
         reasons = [metadata.reason for metadata in orders.dead_letters]
     assert row.reference is None
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"][: 1 if command == "cancel" else 2]
@@ -254,7 +242,7 @@ async def test_a_cancelled_record_is_whole_or_the_command_is_refused() -> None:
     async with serving(Script("fail", "fail"), "2h", b"there", b"gone", by_reference=True) as (orders, _):
         change(orders, 1, None)
         outcomes = [await orders.command("cancel", offset) for offset in (0, 1)]
-        letters = orders.records(DEAD)
+        letters = orders.records(DLQ)
         told = [(metadata.reason, metadata.no_payload) for metadata in orders.dead_letters]
     assert told == [("cancelled", False)]
     assert [outcome["refused"] for outcome in outcomes] == [None, "damaged"]
@@ -292,11 +280,3 @@ async def test_in_order_the_head_waits_by_reference(order: str) -> None:
     assert (waiting[0].held, waiting[0].reference is None) == (False, False)
     assert all(row.reference is None for row in waiting[1:])
     assert [seen.value for seen in script.calls if seen.came_to == "ok"] == [b"1", b"2"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"order": Order.LATEST}, {"order": Order.KEY, "policy": RetryPolicy("forever(10s)")}]
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSettingError, match="payload"):
-        MemoryPartition(Script(), **{"policy": "1s", "by_reference": True, **options})

@@ -6,18 +6,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing, crowd, events_of, pass_time, post, serving
+from doubles import MAIN, Gate, Refusing, about, crowd, events_of, pass_time, post, rows, serving
 
 from retryapp import RetryPolicy
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.record import Origin, failure_id
-from retryapp.core.rows import OPERATOR, decode_row
+from retryapp.core.rows import OPERATOR
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Script, Step
 
 HOUR_MS: Final = 3_600_000
@@ -30,20 +28,14 @@ RESUME: Final = HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me")
 POLICY: Final = RetryPolicy("1h", timeout="1h")
 
 
-def rows(partition: MemoryPartition) -> list[Any]:
-    table = partition.transport.pending
-    return [] if table is None else [decode_row(value) for _, value in table.page(None, 100)]
-
-
 def put(partition: MemoryPartition, verb: Verb, offset: int, **more: Any) -> None:
     """Put a command on the control topic, and do not wait."""
-    origin = Origin("orders", partition.engine.context.topic_id, 0, offset)
-    post(partition, Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more))
+    post(partition, about(f"{verb}-{offset}", verb, offset, **more))
 
 
 def lose(partition: MemoryPartition) -> None:
     """Have the main topic lose all records."""
-    partition.transport.broker.logs[TopicPartition("orders", 0)].entries.clear()
+    partition.transport.broker.logs[MAIN].entries.clear()
 
 
 def refusals(partition: MemoryPartition) -> list[str | None]:
@@ -75,11 +67,10 @@ async def set_back(policy: RetryPolicy) -> MemoryPartition:
     """Return a worker's partition whose only record waits, and is delivered first once more."""
     async with MemoryPartition(Script("fail"), policy, by_reference=True) as orders:
         await orders.send(b"a")
-    main = TopicPartition("orders", 0)
-    orders.transport.offsets[main] = 0
-    (entry,) = orders.transport.broker.logs[main].entries
+    orders.transport.offsets[MAIN] = 0
+    (entry,) = orders.transport.broker.logs[MAIN].entries
     entry = entry._replace(record=replace(entry.record, timestamp_ms=entry.record.timestamp_ms + 1))
-    orders.transport.broker.logs[main].entries = [entry]
+    orders.transport.broker.logs[MAIN].entries = [entry]
     return orders
 
 
@@ -248,7 +239,7 @@ async def test_a_newer_record_replaces_a_row_also_while_that_is_copied() -> None
     gate = Gate()
     orders.clock.advance(HOUR_MS + LOOK_MS)
     options: Any = {**OPTIONS, "by_reference": False, "order": Order.LATEST}
-    orders.transport.append(TopicPartition("orders", 0), b"k", b"new")
+    orders.transport.append(MAIN, b"k", b"new")
     async with MemoryPartition(gate, POLICY, transport=orders.transport, **options) as orders:
         assert gate.started == [b"new"]
         read = orders.transport.pause("records")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from doubles import MakeRig, post, running_clock
+from doubles import DLQ, MAIN, MakeRig, post, running_clock
 
 from retryapp import Reject
 from retryapp.core.control import Verb
@@ -17,10 +17,9 @@ from retryapp.engine.lane.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
 from retryapp.engine.lane.transport import SMALL
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.letter_commands import LetterCommands
-from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
+from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, VirtualClock
 
-DLQ = "app.orders.dlq"
 LETTERS = 120
 HEALTHY = b"healthy"
 NO_REST = LaneLimits(rest=0.0)
@@ -236,7 +235,7 @@ async def test_a_worker_that_dies_while_its_lane_waits_for_its_turn_loses_nothin
         patched.setattr(MemoryLaneTransport, "turn", until_death)
         async with orders:
             for value in values:
-                orders.transport.append(TopicPartition("orders", 0), None, value)
+                orders.transport.append(MAIN, None, value)
             await orders.until(waits.is_set)
     assert calls == dict.fromkeys(values, 1)
     down.clear()

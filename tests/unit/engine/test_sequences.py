@@ -6,23 +6,31 @@ import asyncio
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, Stubborn, committed, events_of, held, pass_time, reopen, serving
+from doubles import (
+    MAIN,
+    BankDownError,
+    Gate,
+    Refusing,
+    Stubborn,
+    about,
+    committed,
+    events_of,
+    held,
+    pass_time,
+    post,
+    reopen,
+    rows,
+    serving,
+)
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Verb
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.record import Origin, failure_id
-from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import LaneLimits, LaneState
 from retryapp.engine.partition import scheduler
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
-
-
-def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
-    table = partition.transport.pending
-    return [] if table is None else table.page(None, 100)
 
 
 async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orphan() -> None:
@@ -86,21 +94,6 @@ async def test_a_head_that_runs_has_its_followers_in_the_window() -> None:
     async with serving(Gate(), "1s", concurrency=9, order=Order.KEY) as (orders, gate):
         await orders.send(*(b"%02d" % n for n in range(20)), key=b"a")
         assert (gate.started, orders.waiting, committed(orders)) == ([b"00"], {}, 0)
-
-
-async def test_a_dead_head_frees_its_key() -> None:
-    """Its dead letter is there, and the next one runs."""
-    seen: list[bytes] = []
-
-    async def reject(value: bytes) -> None:
-        seen.append(value)
-        if value == b"1":
-            raise Reject("wrong")
-
-    async with MemoryPartition(reject, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", key=b"a")
-        await orders.to_rest()
-        assert (seen, len(orders.dead_letters)) == ([b"1", b"2"], 1)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -173,7 +166,7 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
         await orders.send(b"4", key=b"a")
         await orders.advance(5_000)
         assert (gate.started, held(orders)) == ([b"1"], 1)
-        assert {decode_row(value).held for _, value in rows(orders)} == {True, False}
+        assert {row.held for row in rows(orders)} == {True, False}
     async with serving(Gate(), "1s", concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert set(gate.started) == {b"1", b"2", b"3", b"4"}
@@ -252,7 +245,7 @@ async def test_nothing_begins_behind_a_first_delivery_that_may_not() -> None:
     async with orders:
         answers.append(True)
         for value in (b"1", b"2"):
-            orders.transport.append(TopicPartition("orders", 0), b"a", value)
+            orders.transport.append(MAIN, b"a", value)
         await orders.settle()
         await orders.advance(100)
         assert (gate.started, answers) == ([b"1"], [])
@@ -278,9 +271,7 @@ async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() 
         refusing = Refusing(orders.transport, b"a")
         await gate.end(orders, b"a", BankDownError())
         assert refusing.tries
-        origin = Origin("orders", orders.engine.context.topic_id, 0, 0)
-        sent = Command(id="h", verb=Verb.HOLD, failure_id=failure_id("app", origin)).to_record("app.orders.control", 0)
-        orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        post(orders, about("h", Verb.HOLD, 0))
         await orders.settle()
         refusing.prefixes = ()
         await orders.to_rest()

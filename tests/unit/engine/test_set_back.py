@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
+from doubles import CONTROL, DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
 
 from retryapp.core import settled
 from retryapp.core.control import Command, Verb
@@ -13,10 +13,8 @@ from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
-CONTROL = TopicPartition("app.orders.control", 0)
 POLICY = RetryPolicy("1m*3", timeout="50s")
 SHORT = RetryPolicy("1s*3", timeout="30s")
 

@@ -7,16 +7,13 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from doubles import committed, events_of, held, reopen, serving
+from doubles import committed, damage, events_of, held, reopen, rows, serving
 
-from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.row_keys import IDENTITY_AT
-from retryapp.core.rows import STOPPED, decode_row
+from retryapp.core.rows import STOPPED
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Row
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 HOLD = Holding(on_dead="hold")
@@ -105,8 +102,7 @@ async def test_a_replayed_record_that_dies_again_stops_again() -> None:
         assert calls.seen == [b"1", b"1"]
         await orders.command("release", 0)
         assert calls.seen[2:] == [b"2", b"3"]
-        rows = [decode_row(value) for _, value in (orders.transport.pending or {}).page(None, 9)]  # type: ignore[union-attr]
-        assert [(row.hold == STOPPED, row.value) for row in rows] == [(True, b""), (False, b"4")]
+        assert [(row.hold == STOPPED, row.value) for row in rows(orders)] == [(True, b""), (False, b"4")]
         assert (orders.waiting, held(orders), committed(orders)) == ({"stopped": 1, "held": 1}, 1, 4)
 
 
@@ -142,11 +138,9 @@ async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(o
 async def test_a_damaged_stop_that_holds_nothing_any_more_goes_with_its_letter() -> None:
     """It ends no lane; where it is to hold, its partition is paused (test_unread_rows.py)."""
     async with serving(Bad(b"1"), "1s 10s", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, calls):
-        assert orders.transport.pending is not None
-        ((key, value), _) = orders.transport.pending.page(None, 2)
-        orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "stopped")], None)
+        damage(orders)
     async with partition(calls, holding=Holding(), transport=orders.transport) as orders:
-        assert (calls.seen, orders.waiting) == ([b"1", b"2"], {"stopped": 1})
+        assert (calls.seen, orders.waiting) == ([b"1", b"2"], {"?": 1})
         assert (await orders.command("discard", 0))["refused"] is None
         assert orders.waiting == {}
 
@@ -179,16 +173,3 @@ async def test_at_each_commit_a_kill_neither_forgets_nor_doubles_a_stop(verb: st
         if not dying.reached:
             assert after > 3
             return
-
-
-@pytest.mark.parametrize("more", [{"order": Order.NONE}, {"order": Order.LATEST}, {"order": Order.KEY, "drop": True}])
-async def test_a_stop_that_makes_no_sense_is_refused(more: dict[str, Any]) -> None:
-    """Where no record waits for another, or there is no letter to replay."""
-    from retryapp.core.topology import HandlerTopology
-
-    if more.pop("drop", False):
-        more["topology"] = HandlerTopology("app", "orders", delays_ms=(1_000,), drop=True)
-    with pytest.raises(InvalidSettingError, match="on_dead"):
-        MemoryPartition(Bad(), holding=HOLD, **more)
-    with pytest.raises(InvalidSettingError, match="one of release, hold"):
-        Holding(on_dead="stop")

@@ -238,16 +238,6 @@ async def test_a_clean_end_takes_the_mark_back() -> None:
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_came_after_the_suspects_waits_for_them() -> None:
-    """Beside them it could end the worker in their stead; once their outcomes are durable it runs as ever."""
-    async with serving(Gate(), "1s 10s", transport=found("g2:old@0-2", *names(4)), concurrency=4) as (orders, gate):
-        for name in (b"0", b"1"):
-            assert list(gate.running) == [name]
-            await gate.end(orders, name)
-        assert list(gate.running) == [b"2", b"3"]
-        assert marks(orders)[-1] == (2, "r0")
-
-
 async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable() -> None:
     """It is not called again. What is after it may be the one that ended its workers: the offset has to move first."""
     gate, transport = Gate(), found("s3:old@0", b"a", b"b")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, pass_time, serving
+from doubles import CHANGELOG, BankDownError, pass_time, serving
 
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
-
-CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
 
 
 class Calls:

@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, pass_time, post, reopen, resumed_before, serving
+from doubles import (
+    BankDownError,
+    Gate,
+    damage,
+    events_of,
+    failures,
+    pass_time,
+    post,
+    reopen,
+    resumed_before,
+    serving,
+)
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
@@ -14,11 +25,9 @@ from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Damage, Record
-from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -46,25 +55,8 @@ def partition(bank: Any, order: Order = Order.KEY, **more: Any) -> MemoryPartiti
     return MemoryPartition(bank, "1h*3", order=order, **more)
 
 
-def damage(orders: MemoryPartition, offset: int, *, version: bool = False) -> None:
-    """Take a byte out of the row of a record, or only change its version."""
-    table = orders.transport.pending
-    assert table is not None
-    ((key, value),) = [
-        (key, value)
-        for key, value in table.page(None, 99)
-        if int.from_bytes(key[IDENTITY_AT + OFFSET_AT :], "big") == offset
-    ]
-    bad = b"\0" + value[1:] if version else value[:-40] + value[-39:]
-    table.write([Row(key[IDENTITY_AT:], bad, "?")], None)
-
-
 def dead(orders: MemoryPartition) -> list[tuple[int, str]]:
     return [(letter.origin.offset, letter.reason or "") for letter in orders.dead_letters]
-
-
-def failed(orders: MemoryPartition) -> list[Event]:
-    return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
 def _outcome(orders: MemoryPartition, command: str) -> Commanded:
@@ -87,13 +79,13 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
             await orders.advance(3_600_000)
             bank.down.clear()
             await orders.advance(3_600_000)
-            assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
+            assert (dead(orders), failures(orders), orders.waiting) == ([(offset, "damaged")], [], {})
             assert bank.seen[-1] == b"2"
             return
     bank.down.clear()
     async with partition(bank, order, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
-        assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
+        assert (dead(orders), failures(orders), orders.waiting) == ([(offset, "damaged")], [], {})
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
 
 
@@ -104,7 +96,7 @@ async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_
         damage(orders, 1)
     async with partition(bank, order, transport=orders.transport) as orders:
         await orders.settle()
-        assert (dead(orders), failed(orders), bank.seen) == ([(1, "damaged")], [], [b"0"])
+        assert (dead(orders), failures(orders), bank.seen) == ([(1, "damaged")], [], [b"0"])
 
 
 async def test_a_damaged_row_that_is_due_is_claimed_once() -> None:
@@ -128,7 +120,7 @@ async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it()
         await orders.send(b"2", key=b"a")
         damage(orders, 0)
         await gate.end(orders, b"2")
-        assert (dead(orders), failed(orders), orders.waiting) == ([(0, "damaged")], [], {})
+        assert (dead(orders), failures(orders), orders.waiting) == ([(0, "damaged")], [], {})
         assert gate.started == [b"1", b"2"]
         await reopen(orders)
         assert gate.started == [b"1", b"2"]
@@ -363,7 +355,7 @@ async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_b
         await orders.advance(3_600_000)
         bank.down.clear()
         await resume(orders, "late")
-        assert (dead(orders), failed(orders), bank.seen) == ([(0, "damaged")], [], [b"0", b"1"])
+        assert (dead(orders), failures(orders), bank.seen) == ([(0, "damaged")], [], [b"0", b"1"])
 
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:

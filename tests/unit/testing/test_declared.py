@@ -10,10 +10,12 @@ import faust
 import pytest
 from pydantic import BaseModel
 
-from retryapp import Delivery, Retries, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Delivery, Retries, RetryPolicy, retryable
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.testing import MemoryPartition, Script
+
+BATCH, BREAKER, FEW = Batch(4), CircuitBreaker(), CircuitBreaker(max_concurrent=2)
 
 
 class Order(BaseModel):
@@ -125,14 +127,6 @@ async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None
         MemoryPartition.of(Retries(faust.App("empty", broker="kafka://127.0.0.1:1")), "orders")
 
 
-async def test_event_ids_may_be_named_without_a_declaration() -> None:
-    """As in `@retries.handler`."""
-    script = Script()
-    async with MemoryPartition(script, deduplicate="header:event-id") as orders:
-        await orders.send(b"a", b"a", headers=(("event-id", b"e"),))
-        assert len(script.calls) == 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -149,10 +143,33 @@ async def test_event_ids_may_be_named_without_a_declaration() -> None:
         ({"publishes": "receipts"}, "publishes='receipts': expected a list of topics"),
         ({"dead_letters": "keep"}, "dead_letters='keep': expected one of topic, drop"),
         ({"policy": 300}, "policy=300: expected a RetryPolicy or its text"),
+        ({"policy": RetryPolicy("1s", hot="5ms"), "batch": BATCH}, "batch=.*cannot be combined with hot="),
+        ({"order": "partition", "batch": BATCH}, "batch=.*cannot be combined with order='partition'"),
+        ({"max_in_flight": 3, "batch": BATCH}, "batch=.*a size of at most max_in_flight=3"),
+        ({"order": "partition", "circuit": BREAKER}, "circuit=.*cannot be combined with order='partition'"),
+        ({"order": "partition", "circuits": {"bank": BREAKER}}, "circuits=.*cannot be combined with order='partition'"),
+        ({"circuit": CircuitBreaker(rate_limit="1/s")}, "set rate_limit= of the handler"),
+        ({"circuit": FEW}, "for all retries set max_concurrent= of the handler"),
+        ({"circuits": {"no name": BREAKER}}, "letters, digits"),
+        ({"circuits": {f"c{n}": BREAKER for n in range(17)}}, "at most 16"),
+        ({"circuits": {"c7": BREAKER, "c10": BREAKER}}, "another name"),
+        ({"policy": RetryPolicy("1s", on=[retryable(ValueError, circuit="bank")])}, "names the circuit 'bank'"),
+        ({"redelivery": "main", "order": "key"}, "redelivery='main': it cannot be combined with order="),
+        ({"redelivery": "main", "order": "partition"}, "redelivery='main': it cannot be combined with order="),
+        ({"redelivery": "main", "payload": "reference"}, "redelivery='main'.*or with payload='reference'"),
+        ({"redelivery": "main", "circuits": {"ledger": FEW}}, "redelivery='main' they have no max_concurrent"),
+        ({"payload": "reference", "order": "latest"}, "payload=.*cannot be combined with order='latest'"),
+        ({"payload": "reference", "order": "key", "policy": "forever(10s)"}, "payload=.*it needs max_elapsed="),
+        ({"on_dead": "hold"}, "on_dead=.*needs order='key' or order='partition'"),
+        ({"on_dead": "hold", "order": "latest"}, "on_dead=.*needs order='key' or order='partition'"),
+        ({"on_dead": "hold", "order": "key", "dead_letters": "drop"}, "on_dead=.*with dead_letters='drop'"),
+        ({"max_sequence_size": 9}, "max_sequence_size=9: it needs order='key'"),
+        ({"max_sequence_size": 9, "order": "latest"}, "max_sequence_size=9: it needs order='key'"),
+        ({"max_sequence_size": 9, "order": "partition"}, "max_sequence_size=9: it needs order='key'"),
     ],
 )
 def test_what_a_declaration_refuses_is_refused_in_the_same_words(wrong: dict[str, Any], problem: str) -> None:
-    """It was an error of ours, without the argument's name."""
+    """By the argument's name: one that is none, and those that make no sense together."""
     retries = Retries(faust.App("shop", broker="kafka://127.0.0.1:1", store="memory://"))
     with pytest.raises(ConfigurationError, match=problem) as refused:
         MemoryPartition(charge, **wrong)

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from samples import waiting_row
 
-from retryapp import RetryLater
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT
@@ -15,7 +14,7 @@ from retryapp.core.rows import decode_row
 from retryapp.engine.delivery.run import Claim
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.site import LaneSite
-from retryapp.ports import LaneBatch, LaneReceipt, Row, TopicPartition
+from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 MAIN, RETRY = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
@@ -143,40 +142,6 @@ async def test_the_next_worker_finds_what_the_dead_one_left(lost: bool) -> None:
         assert second.dead_letters == []
         await second.advance(1)
         assert [letter.attempt for letter in second.dead_letters] == [2], "it was due, and failed again"
-
-
-async def test_a_retry_at_once_in_its_own_millisecond_keeps_its_row() -> None:
-    """Its next row has the key of the one that it replaces; a removal of that one would lose the record."""
-    attempts: list[int] = []
-
-    async def soon(_value: bytes, delivery: Delivery) -> None:
-        attempts.append(delivery.attempt)
-        raise RetryLater(0)
-
-    async with MemoryPartition(soon, "5m*3") as worker:
-        await worker.send(b"v")
-        await worker.advance(0)
-        assert (attempts, worker.waiting) == ([1, 2, 3, 4], {})
-        assert [letter.attempt for letter in worker.dead_letters] == [4]
-
-
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [(b"\x02\x01" + (ROW.value or b"")[2:], "version 2 with state 1 and hold 0"), (b"no row", None)],
-    ids=["a state that is not known here", "damaged"],
-)
-async def test_a_row_that_cannot_be_judged_stops_the_lane_and_a_damaged_one_is_dead_at_once(
-    value: bytes, problem: str | None
-) -> None:
-    """What a newer version wrote is not for this one to bury; bytes that no version wrote block nothing."""
-    async with MemoryPartition(down, "5m") as first:
-        await first.transport.commit(LaneBatch(rows=[Row(ROW.identity, value, "1m")]))
-    async with MemoryPartition(down, "5m", transport=first.transport) as second:
-        await second.settle()
-        assert (problem or "None") in str(second.lane.last_error)
-        last = {record.key: record.value for record in second.records(CHANGELOG.topic)}
-        assert last[ROW.identity] == (None if problem is None else value)
-        assert [letter.reason for letter in second.dead_letters] == ["damaged"] * (problem is None)
 
 
 async def test_a_due_row_of_an_older_assignment_is_not_delivered() -> None:

@@ -80,22 +80,6 @@ async def test_a_partition_that_was_not_started_takes_no_records() -> None:
             await use
 
 
-async def test_each_record_has_its_own_attempts() -> None:
-    script = Script("fail")
-    async with MemoryPartition(script, "1s") as orders:
-        await orders.send(b"a", b"b")
-        await orders.to_rest()
-    assert [(seen.value, seen.attempt) for seen in script.calls] == [(b"a", 1), (b"b", 1), (b"a", 2), (b"b", 2)]
-
-
-async def test_what_is_rejected_is_dead() -> None:
-    """At once, and nothing waits."""
-    async with MemoryPartition(Script("reject"), "5m") as orders:
-        await orders.send(b"order 1")
-        assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
-        assert await orders.to_rest() == 0
-
-
 async def test_what_never_ends_is_told() -> None:
     """A handler without a time-out worth the name, for longer than the test gives it."""
     async with MemoryPartition(Script("hang"), RetryPolicy("1s", timeout="1d")) as orders:

@@ -12,7 +12,6 @@ import pytest
 from retryapp import CircuitBreaker, RetryPolicy, pausing, retryable
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition, Script, Step
 
 pytestmark = pytest.mark.timeout(20)
@@ -155,17 +154,6 @@ async def test_a_record_that_fails_often_comes_to_its_end(monkeypatch: pytest.Mo
         await orders.send(b"order", key=b"key")
         await orders.to_rest()
         assert [letter.reason for letter in orders.dead_letters] == ["expired"]
-
-
-async def test_an_order_may_be_given_as_text() -> None:
-    """As in `@retries.handler`: it was taken for that of keys, whatever it said."""
-    script = Script("fail")
-    async with MemoryPartition(script, "5m", order="latest") as orders:
-        assert orders.handler.order is Order.LATEST
-        await orders.send(b"old", key=b"key")
-        await orders.send(b"new", key=b"key")
-        await orders.to_rest()
-    assert [(call.value, call.attempt) for call in script.calls] == [(b"old", 1), (b"new", 1), (b"new", 2)]
 
 
 @pytest.mark.parametrize(
