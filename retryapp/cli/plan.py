@@ -42,21 +42,15 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
         is_flag=True,
         help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
     )
-    @click.option(
-        "--adopt",
-        is_flag=True,
-        help="Take over changelogs that have records but no owner mark; check what they hold first.",
-    )
     @json_option
     @wraps(command)
-    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any) -> R:
+    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, **more: Any) -> R:
         application = load_handlers(app_spec)
         own = application.plan_options
         options = replace(
             own,
             create_main_partitions=create_main or own.create_main_partitions,
             allow_low_replication=allow_low_replication or own.allow_low_replication,
-            adopt=adopt or own.adopt,
         )
         return command(application=application, options=options, **more)
 

@@ -24,8 +24,8 @@ def named(stage: Stage, name: str) -> str:
 
 
 def partitions(worker: Worker, topic: str) -> list[dict[str, Any]]:
-    """Return the rows of a handler's page of partitions; none while it does not answer."""
-    status, body = worker.get(f"/retries/{topic}/?format=json")
+    """Return the rows of a worker's own page of partitions; none while it does not answer."""
+    status, body = worker.get(f"/retries/{topic}/partitions?routed=1&format=json")
     return json.loads(body)["partitions"] if status == 200 else []
 
 

@@ -155,7 +155,7 @@ def test_letters_are_handled_once_over_a_kill(stage: Stage) -> None:
     assert all(origin.startswith(topic) and damage is None for *_, origin, damage in said.values())
     _check_commands(stage, topic, {n: "failed" if facts[n]["letter"] >= 3 else "handled" for n in dead})
     status, body = worker.get(f"/retries/{letters_of(stage, topic).main}/?format=json")
-    assert (status, json.loads(body)["handler"]["dead"]) == (200, 0)
+    assert (status, json.loads(body)["handler"]["group"]["dead"]) == (200, 0)
     assert worker.stop() == 0
 
 

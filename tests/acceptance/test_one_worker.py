@@ -145,7 +145,7 @@ def test_stop_and_start_again(house: Stage) -> None:
     again = house.worker("again")
     ready_ms = time.time_ns() // 1_000_000
     page: dict[str, Any] = json.loads(again.get(f"/retries/{slow}/?format=json")[1])
-    assert waiting == sum(int(p["pending"]) for p in page["partitions"]), page
+    assert waiting == sum(int(p["pending"]) for p in page["everywhere"]), page
     assert evidence.waiting() == waiting
     assert not [v for v in house.service.of(slow) if v.attempt > 1]
     wait_for(lambda: house.service.done(last) == {"last"}, "the last record came to the second worker")

@@ -92,7 +92,7 @@ def pause(broker: Broker, number: signal.Signals) -> None:
 def handler_of(worker: Worker) -> dict[str, Any]:
     """Return the totals of its handler, as its first page has them."""
     (handler,) = json.loads(worker.get("/retries/?format=json")[1])["handlers"]
-    found: dict[str, Any] = handler
+    found: dict[str, Any] = handler["group"]
     return found
 
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from retryapp.broker.config import properties_file
-from retryapp.broker.kept import _gone, start_kept_broker, stop_kept_broker
-from retryapp.broker.node import Broker, BrokerFailedError
+from retryapp.broker.kept import start_kept_broker, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError, gone
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
@@ -22,7 +22,7 @@ def test_a_process_that_nobody_collects_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     process = psutil.Process(child.pid)
     try:
-        assert _gone(process, 20)
+        assert gone(process, 20)
         assert process.status() == psutil.STATUS_ZOMBIE
     finally:
         child.wait()
@@ -31,7 +31,7 @@ def test_a_process_that_nobody_collects_is_gone() -> None:
 def test_a_process_that_goes_on_is_not() -> None:
     """The wait is bounded."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        assert not _gone(psutil.Process(child.pid), 0.1)
+        assert not gone(psutil.Process(child.pid), 0.1)
 
 
 def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

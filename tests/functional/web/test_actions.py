@@ -318,7 +318,6 @@ BAD_SELECTIONS: dict[str, Any] = {
     "one that is none": {"verb": "replay", "why": "x", "failure_ids": [NAME, "billing"]},
     "another handler's": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/flights@kq8G0bTz/0/1"]},
     "of no partition": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/{MAIN}@kq8G0bTz/99/1"]},
-    "an unknown field": {"verb": "replay", "why": "x", "failure_ids": NAMES, "state": "1"},
 }
 
 
@@ -400,7 +399,6 @@ BAD: dict[str, tuple[Any, str]] = {
         {"verb": "cancel", "failure_id": NAME, "edit": {"idempotency": "keep", "value": "x"}},
         "bad-command",
     ),
-    "an unknown field": ({**REPLAY, "forces": True}, "bad-command"),
     "a list": ([REPLAY], "bad-body"),
     "much": ({**REPLAY, "why": "x" * MAX_COMMAND_BYTES}, "too-large"),
 }

@@ -66,9 +66,6 @@ def test_topics_are_made_while_one_that_a_handler_publishes_to_is_missing(admin:
     ("suffix", "settings", "what"),
     [
         ("pending.changelog", {"cleanup_policy": "delete"}, "cleanup.policy"),
-        ("events", {"retention_ms": "1000"}, "retention.ms"),
-        ("retry", {"message_timestamp_type": "CreateTime"}, "message.timestamp.type"),
-        ("dlq", {"max_message_bytes": "1000"}, "max.message.bytes"),
         ("events", {"partitions": 1}, "partitions"),
     ],
 )
