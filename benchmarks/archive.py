@@ -133,7 +133,7 @@ def main(count: int, warm: int) -> None:
         admin.wait_for_topics(TOPOLOGY.owned)
         with spark_session(brief=False) as spark:
             lake = open_lake(spark, str(run.folder / "lake"))
-            job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
+            job = Archive(connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
             write(connection, warm, 0)
             job.run_once()
             write(connection, count, warm)
