@@ -23,13 +23,14 @@ import psutil
 from confluent_kafka import Producer
 
 from benchmarks import machine
-from benchmarks.stage import flush, publish
+from benchmarks.stage import flush
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka.writer import produce
 from retryapp.settings import load_settings
 from retryapp.stage import Run
 
@@ -76,10 +77,9 @@ def records(count: int, first: int) -> Iterator[tuple[str, int, bytes, bytes, An
 
 
 def write(connection: KafkaConnection, count: int, first: int) -> None:
-    """Publish records."""
     producer = connection.client(Producer, linger_ms=20, compression_type="lz4")
-    for record in records(count, first):
-        publish(producer, *record)
+    for topic, partition, key, value, headers in records(count, first):
+        produce(producer, topic, value, key, partition=partition, headers=list(headers))
     flush(producer)
 
 
@@ -133,7 +133,7 @@ def main(count: int, warm: int) -> None:
         admin.wait_for_topics(TOPOLOGY.owned)
         with spark_session(brief=False) as spark:
             lake = open_lake(spark, str(run.folder / "lake"))
-            job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
+            job = Archive(connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
             write(connection, warm, 0)
             job.run_once()
             write(connection, count, warm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -77,7 +76,7 @@ def _run_one(name: str, stage: Stage) -> dict[str, Any]:
     ran = {
         "began": f"{began:%Y-%m-%d %H:%M} UTC",
         "minutes": minutes,
-        "version": _version(),
+        "version": machine.code_version(),
         "command": shlex.join(["python", "-m", "benchmarks", *_without_out(sys.argv[1:])]),
         "before": before,
         "after": after,
@@ -104,16 +103,6 @@ def _write(out: Path, by_name: dict[str, dict[str, Any]], folder: Path) -> None:
     (out / PAGE).write_text(page(by_name))
     for picture in folder.glob("*.png"):
         shutil.copyfile(picture, out / picture.name)
-
-
-def _version() -> str:
-    """Return the commit that was measured, and whether the tree had changes."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - ours
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def _command(command: str, text: str, names: Sequence[str]) -> click.Command:

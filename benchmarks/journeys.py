@@ -181,13 +181,13 @@ def main(events: int) -> None:
     with Run() as run, spark_session(brief=True) as spark:
         lake = open_lake(spark, str(run.folder / "lake"))
         rows = rows_of(spark, failures)
-        write_s = _timed(lambda: Tables(spark, lake).append(rows))
+        write_s = _timed(lambda: Tables(lake).append(rows))
         load, before = os.getloadavg()[0], processor_s()
         click.echo(f"archive written in {write_s:.1f} s; now the analysis", err=True)
-        job = Analysis(spark, lake, now_ms=_now_ms)
+        job = Analysis(lake, now_ms=_now_ms)
         taken = [taken_cut(failures)]
         result = job.run(taken, broker="localhost:9092")
-        report_s = _timed(lambda: collect(spark, lake, now_ms=_now_ms(), within_ms=86_400_000))
+        report_s = _timed(lambda: collect(lake, now_ms=_now_ms(), within_ms=86_400_000))
         again_s = _timed(lambda: job.run(taken, broker="localhost:9092"))
         used = processor_s() - before
     if result.journeys != failures:

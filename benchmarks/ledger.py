@@ -40,7 +40,6 @@ class Balance:
 
     @property
     def sound(self) -> bool:
-        """Tell whether nothing is wrong."""
         return not (self.lost or self.repeated or self.early)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ def look() -> dict[str, float]:
 
 
 def describe() -> dict[str, str]:
-    """Return what this machine and its software are."""
     memory_gib = psutil.virtual_memory().total / 2**30
     return {
         "processor": f"{_processor()}, {os.cpu_count()} logical",
@@ -42,6 +42,16 @@ def _processor() -> str:
     file = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), re.MULTILINE) if file.exists() else None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def code_version() -> str:
+    """Return the commit of the code, with "-dirty" where files differ from it; "unknown" without a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)  # noqa: S603 - ours
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def share_cores() -> tuple[int, int] | None:

@@ -20,7 +20,6 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """Return a result as plain lines for a terminal."""
     lines = [f"{result['title']}:"]
     if result["unfinished"]:
         lines.append(f"  did not finish: {result['unfinished']}")

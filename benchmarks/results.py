@@ -47,7 +47,6 @@ class Result:
 
 
 def save(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write results, by workload."""
     partial = folder / f"{RESULTS}.new"
     partial.write_text(json.dumps({"format": FORMAT, "workloads": results}, indent=1) + "\n")
     partial.replace(folder / RESULTS)

@@ -29,7 +29,6 @@ class Run:
     """Of a burst: seconds since the first due time, lateness in milliseconds; thinned out."""
 
     def __str__(self) -> str:
-        """Show all figures, and that the run is void."""
         void = "" if self.balance.sound else f" VOID: {self.balance}"
         return ", ".join(f"{name} {value:,.1f}" for name, value in self.figures.items()) + void
 
@@ -39,7 +38,6 @@ Runs = list[Run | None]
 
 
 def each(runs: Runs, name: str) -> list[float | None]:
-    """Return one figure of each run."""
     return [None if run is None else run.figures[name] for run in runs]
 
 
@@ -86,7 +84,6 @@ def in_pairs(stage: Stage, sides: Sequence[str], run: Callable[[str], Run]) -> d
 
 
 def healthy(count: int, first: int = 0) -> Iterator[Wanted]:
-    """Return records that succeed."""
     return (Wanted(number, 0, 0) for number in range(first, first + count))
 
 

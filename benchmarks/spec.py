@@ -33,10 +33,8 @@ class WorkerSpec:
         return f"{self.group}-retry"
 
     def environment(self) -> dict[str, str]:
-        """Return the variable to start the worker with."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def load_spec() -> WorkerSpec:
-    """Read this process's spec."""
     return WorkerSpec(**json.loads(os.environ[VARIABLE]))

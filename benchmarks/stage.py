@@ -18,7 +18,6 @@ from benchmarks.plan import Plan
 from benchmarks.records import Wanted, encode
 from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
-from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
 from retryapp.kafka.writer import produce
 from retryapp.settings import load_settings
@@ -62,7 +61,6 @@ class Stage:
 
     @property
     def connection(self) -> KafkaConnection:
-        """The broker."""
         return KafkaConnection(self._bootstrap)
 
     def _wake_coordinator(self) -> None:
@@ -95,7 +93,6 @@ class Stage:
         return name
 
     def drop_topics(self, prefix: str) -> None:
-        """Delete the topics of a run."""
         client, admin = self.connection.client(AdminClient), KafkaAdmin(self.connection, timeout_s=_ASK_S)
         names = [name for name in admin.topic_names() if name.startswith(prefix)]
         for future in client.delete_topics(names).values() if names else ():
@@ -109,7 +106,6 @@ class Stage:
         return records, sum(span.stop for topic in topics for span in admin.offsets(topic).values())
 
     def lag(self, group: str, topic: str) -> int:
-        """Return a group's lag on a topic."""
         positions = Positions(self.connection, timeout_s=_ASK_S)
         places = [(topic, number) for number in KafkaAdmin(self.connection).offsets(topic)]
         ends = positions.ends(places, committed=False)
@@ -144,7 +140,7 @@ class Stage:
 
     def _produce(self, producer: Producer, topic: str, record: Wanted) -> None:
         value, partition = encode(record, self.plan.value_bytes), record.number % self.plan.partitions
-        publish(producer, topic, partition, b"%d" % record.number, value)
+        produce(producer, topic, value, b"%d" % record.number, partition=partition)
 
     def ledger(self, slots: int) -> Ledger:
         """Return a fresh ledger; workers started from now on write to it."""
@@ -198,13 +194,7 @@ class Stage:
         wait_for(checked, f"{worker.name}: {what}", timeout_s=self.plan.timeout_s, every_s=poll_s)
 
 
-def publish(producer: Producer, topic: str, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> None:
-    """Publish a record; while the producer's memory is full, wait."""
-    produce(producer, topic, value, key, partition=partition, headers=list(headers))
-
-
 def flush(producer: Producer) -> None:
-    """Wait until the broker has all that was published."""
     if producer.flush(_FLUSH_S):
         raise NotInTimeError(f"the broker did not take all records of the load generator within {_FLUSH_S:g} s")
 

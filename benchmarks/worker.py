@@ -74,7 +74,6 @@ class WorkerProcess(Child):
         self.stop(STOP_S)
 
     def used(self) -> Used:
-        """Return the time used up to now."""
         worker, broker = self._watched.cpu_times(), self._broker.cpu_times()
         return Used(time.time_ns() / 1e9, worker.user + worker.system, broker.user + broker.system)
 

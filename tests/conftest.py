@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,13 +16,11 @@ for _name in [name for name in os.environ if name.startswith(("RETRYAPP_", "FAUS
 os.environ.update(TZ="UTC", NO_COLOR="1", COLUMNS="120")
 os.environ.pop("FORCE_COLOR", None)
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `samples`, `harness` and `chaos`
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]  # for `samples`, `harness` and `chaos`; for `tools` and `benchmarks`
 
 if TYPE_CHECKING:
     from one_broker import RunBroker
-
-ROOT = Path(__file__).resolve().parent.parent
-
 
 LONG_FIRST = (
     "tests/pipeline/",
@@ -102,12 +99,9 @@ def prometheus() -> Mapping[str, Path]:
     `python tools/prometheus.py` fetches them on Debian. Where they cannot be had the tests are skipped: that the rules
     name metrics and labels which exist is tested without them.
     """
-    spec = importlib.util.spec_from_file_location("prometheus_tool", ROOT / "tools" / "prometheus.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    found: Mapping[str, Path] | None = tool.find()
+    from tools.prometheus import find
+
+    found = find()
     if found is None:
         pytest.skip("no Prometheus: neither on PATH nor fetched by 'python tools/prometheus.py'")
     return found

@@ -33,7 +33,6 @@ BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -81,7 +80,6 @@ def _column_type(field: Any) -> str:
 
 
 def demo_settings() -> str:
-    """Variables of the demo's worker."""
     rows = (
         (f"`{DEMO_PREFIX}{name.upper()}`", f"`{field.default}`", field.description or "")
         for name, field in DemoSettings.model_fields.items()
@@ -132,7 +130,6 @@ def example() -> tuple[TopicSpec, ...]:
 
 
 def topic_names() -> str:
-    """Names and roles."""
     rows = ((f"`{spec.name}`", spec.role.value, _clean_up(spec), _retention(spec)) for spec in example())
     return table(("topic", "role", "clean-up", "retention"), rows)
 
@@ -169,13 +166,11 @@ def metrics() -> str:
 
 
 def log_events() -> str:
-    """Log messages and their levels."""
     rows = ((f"`{name}`", logging.getLevelName(level)) for name, level in (*EVENT_IDS.values(), NEW_CAUSE, SUMMARY))
     return table(("message", "level"), rows)
 
 
 def alert_rules() -> str:
-    """Alerts, what they mean and what to do."""
     (group,) = yaml.safe_load((ROOT / "docs" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
     rows = (
         (
@@ -221,7 +216,6 @@ def documents() -> list[Path]:
 
 
 def main(words: list[str]) -> int:
-    """Renew or check all documents."""
     wanted = {path: renewed(path.read_text(encoding="utf-8")) for path in documents()}
     stale = []
     for path, text in wanted.items():

@@ -1,4 +1,6 @@
-"""Make or refresh the project's virtual environment, for the Makefile; standard library only.
+"""Make or refresh the project's virtual environment, for the Makefile.
+
+It needs the standard library only, and `retryapp.jvm`, which needs no more.
 
 Usage: ``python tools/environment.py dev|demo|demo-without-report``.
 
@@ -12,25 +14,20 @@ Usage: ``python tools/environment.py dev|demo|demo-without-report``.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
-import os
-import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 VENV = ROOT / ".venv"
 STAMP = VENV / ".retryapp-installed.json"
 MINIMUM_PYTHON = (3, 11)
-MINIMUM_JAVA = 17
 
 PROFILES = {"demo": {"demo", "spark"}, "demo-without-report": {"demo"}, "dev": {"dev", "demo", "spark"}}
 OPTIONAL = {"demo": {"spark"}}
@@ -60,11 +57,7 @@ class Stamp(TypedDict):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the three steps.
-
-    Returns:
-        0, or 3 when this machine lacks something; the reason and the remedy are printed.
-    """
+    """Run the three steps; return 0, or 3 when this machine lacks something: reason and remedy are printed."""
     if len(arguments) != 1 or arguments[0] not in PROFILES:
         print(f"usage: environment.py {'|'.join(PROFILES)}", file=sys.stderr)
         return 2
@@ -72,8 +65,10 @@ def main(arguments: list[str]) -> int:
     if problem is not None:
         print(f"retryapp: {problem}", file=sys.stderr)
         return 3
-    with _one_at_a_time():
-        wanted = set(PROFILES[arguments[0]]) | ({"java"} if java_on_this_machine() is None else set())
+    from retryapp.jvm import one_process_at_a_time  # an old Python could not read it
+
+    with one_process_at_a_time(ROOT / ".venv.lock"):
+        wanted = PROFILES[arguments[0]] | (set() if has_java() else {"java"})
         stamp = _read_stamp()
         if stamp is not None and stamp["inputs"] == _inputs() and wanted <= set(stamp["extras"]):
             return 0
@@ -108,11 +103,7 @@ def _install_or_less(extras: set[str], optional: set[str], former: Stamp | None)
 
 
 def python_problem() -> str | None:
-    """Say what this Python lacks.
-
-    Returns:
-        One sentence with the remedy, or None when all is there.
-    """
+    """Say what this Python lacks, with the remedy; None when all is there."""
     if sys.version_info < MINIMUM_PYTHON:
         found = ".".join(str(part) for part in sys.version_info[:3])
         return (
@@ -128,26 +119,11 @@ def python_problem() -> str | None:
     return None
 
 
-def java_on_this_machine() -> str | None:
-    """Find a Java of the wanted age in ``JAVA_HOME`` or on ``PATH``.
+def has_java() -> bool:
+    """Tell whether a Java that is new enough is in ``JAVA_HOME`` or on ``PATH``."""
+    from retryapp.jvm import MINIMUM_JAVA, installed_javas, java_major
 
-    Returns:
-        Its path, or None.
-    """
-    home = os.environ.get("JAVA_HOME")
-    candidates = [str(Path(home) / "bin" / "java")] if home else []
-    on_path = shutil.which("java")
-    if on_path is not None:
-        candidates.append(on_path)
-    for candidate in candidates:
-        try:
-            answer = subprocess.run([candidate, "-version"], capture_output=True, text=True, timeout=30, check=True)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-        if match is not None and int(match.group(1)) >= MINIMUM_JAVA:
-            return candidate
-    return None
+    return any((java_major(java) or 0) >= MINIMUM_JAVA for java in installed_javas())
 
 
 def _announce(extras: set[str], *, fresh: bool, for_report: bool) -> None:
@@ -207,14 +183,6 @@ def _inputs() -> str:
 
 def _python_identity() -> str:
     return f"{sys.base_prefix} {sys.version}"
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock, so that two `make` commands do not install into one environment at once."""
-    with (ROOT / ".venv.lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 if __name__ == "__main__":

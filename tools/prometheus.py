@@ -28,7 +28,6 @@ DOWNLOAD_MB = 20
 
 
 def folder() -> Path:
-    """Where the programs are kept."""
     return load_settings().cache_dir / "prometheus"
 
 
@@ -44,11 +43,7 @@ def find() -> dict[str, Path] | None:
 
 
 def main() -> int:
-    """Run the three steps; programs that cannot be had are reported, which is no error.
-
-    Returns:
-        0.
-    """
+    """Run the three steps; programs that cannot be had are reported, which is no error."""
     if find() is not None:
         return 0
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")

@@ -14,6 +14,5 @@ records = app.topic(spec.topics[0], key_type=bytes, value_type=bytes, value_seri
 
 @app.agent(records)
 async def work(values: Any) -> None:
-    """Hand each record to the handler."""
     async for value in values:
         await handle(value)

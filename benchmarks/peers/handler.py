@@ -16,6 +16,5 @@ class DownError(Exception):
 
 
 async def handle(value: bytes) -> None:
-    """Do as the record says."""
     if ledger.visit(value):
         raise DownError("the service is down")

@@ -27,7 +27,6 @@ async def handle_list(values: list[bytes]) -> None:
 
 
 async def handle(value: bytes) -> None:
-    """Do as the record says."""
     if call_s:
         await asyncio.sleep(call_s)
     wait_ms = ledger.visit(value)

@@ -70,7 +70,6 @@ async def work_retries(consumer: Any, producer: Any) -> None:
 
 
 def consumer_of(topic: str, group: str) -> Any:
-    """Return a consumer that commits by hand."""
     return AIOKafkaConsumer(
         topic,
         bootstrap_servers=spec.bootstrap,
@@ -81,7 +80,6 @@ def consumer_of(topic: str, group: str) -> Any:
 
 
 async def main() -> None:
-    """Run both loops until SIGTERM."""
     producer = AIOKafkaProducer(bootstrap_servers=spec.bootstrap, acks="all", enable_idempotence=True, linger_ms=5)
     main_topic = consumer_of(spec.topics[0], spec.group)
     retry_topic = consumer_of(spec.retry_topic, f"{spec.group}-again")

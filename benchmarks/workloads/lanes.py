@@ -23,7 +23,6 @@ class Lanes:
 
 
 def opened(log: str) -> Lanes:
-    """Read a log."""
     ends = [
         (datetime.strptime(at, "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp(), int(took) / 1000)
         for at, took in _OPENED.findall(log)

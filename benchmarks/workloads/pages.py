@@ -21,7 +21,7 @@ from benchmarks.ledger import Ledger
 from benchmarks.records import Wanted
 from benchmarks.results import Result, figure
 from benchmarks.runs import Run, Runs, attempt, each, healthy, void
-from benchmarks.stage import Stage, cleaned, flush, publish
+from benchmarks.stage import Stage, cleaned, flush
 from benchmarks.stats import pair_ratios, percentile, turn_order
 from benchmarks.worker import WorkerProcess
 from benchmarks.workloads.waiting import DAY_MS
@@ -33,6 +33,7 @@ from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin
+from retryapp.kafka.writer import produce
 
 TITLE = "Pages beside what waits and what is dead"
 OPTIONS = ("pairs", "shown_waiting", "shown_dead", "reads", "lateness_s")
@@ -124,10 +125,10 @@ def _fill(stage: Stage, group: str, topic: str) -> None:
             due_ms = now_ms + DAY_MS // 24 + number * DAY_MS // plan.shown_waiting
             headers = encode_metadata(replace(metadata, due_at_ms=due_ms, tier="5m"))
             row = encode_row(PendingRow(key, b"x" * 200, headers, due_ms, now_ms, 1, 1))
-            publish(producer, topology.pending_changelog, partition, identity_of(metadata.origin), row)
+            produce(producer, topology.pending_changelog, row, identity_of(metadata.origin), partition=partition)
         else:
             headers = encode_metadata(replace(metadata, reason="exhausted"))
-            publish(producer, topology.dlq, partition, key, b"x" * 200, headers)
+            produce(producer, topology.dlq, b"x" * 200, key, partition=partition, headers=list(headers))
     flush(producer)
 
 

@@ -18,17 +18,11 @@ _BOOTSTRAP = "bootstrap.checkpoint"
 
 _DEVELOPMENT = {
     "auto.create.topics.enable": "false",  # as production should be: a typo in a name is an error, not a topic
-    "num.partitions": "1",
-    "default.replication.factor": "1",
-    "min.insync.replicas": "1",
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "8",  # 50 by default: they are all made when the first group appears
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "8",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
@@ -37,7 +31,6 @@ _DEVELOPMENT = {
     "log.cleaner.dedupe.buffer.size": "16777216",  # 128 MB of heap by default
     "num.network.threads": "2",
     "num.io.threads": "4",
-    "telemetry.max.bytes": "65536",
 }
 
 NEVER_RESTARTED = {"broker.session.timeout.ms": "120000"}
@@ -118,8 +111,6 @@ def java_command(java: Path, jars: tuple[Path, ...], data: Path, *, heap_mb: int
         "-XX:+UseSerialGC",  # one small heap: less memory and a quicker start than with G1
         "-XX:TieredStopAtLevel=1",  # a quick start and small code matter more here than the last tenth of throughput
         "-XX:+ExitOnOutOfMemoryError",
-        "-Xshare:auto",
-        "-Djava.awt.headless=true",
         f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}",
         "-cp",
         ":".join(str(jar) for jar in jars),

@@ -7,7 +7,6 @@ from another process with a recycled id.
 from __future__ import annotations
 
 import json
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -19,7 +18,6 @@ from retryapp.broker.node import Broker, BrokerFailedError, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, disk_errors_named, kafka_jars, one_process_at_a_time
 
-_POLL_S = 0.02
 _STATE = "broker.json"
 
 
@@ -116,8 +114,7 @@ def stop_kept_broker(data: Path) -> KeptBroker | None:
     kept = broker_status(data)
     if kept is not None:
         try:
-            process = psutil.Process(kept.pid)
-            stop_process(process.send_signal, lambda seconds: _gone(process, seconds))
+            stop_process(psutil.Process(kept.pid))
         except psutil.AccessDenied as error:
             problem = f"(pid {kept.pid}) belongs to another user, who has to stop it"
             raise BrokerFailedError(problem, kept.log) from error
@@ -126,13 +123,3 @@ def stop_kept_broker(data: Path) -> KeptBroker | None:
     with disk_errors_named(data):
         (data / _STATE).unlink(missing_ok=True)
     return kept
-
-
-def _gone(process: psutil.Process, timeout_s: float) -> bool:
-    """Wait for the end of a process that is no child of ours; its entry may stay, where nobody collects orphans."""
-    deadline_s = time.monotonic() + timeout_s
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(_POLL_S)
-    return True

@@ -8,9 +8,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import psutil
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
@@ -26,6 +28,7 @@ LEAST_FREE_BYTES = 300_000_000
 _PORT_ATTEMPTS = 3
 _PROBE_S = 0.2
 """How long one question whether it is ready may take."""
+_POLL_S = 0.02
 _OUTPUT = "output.txt"
 _STARTING = ".starting"
 
@@ -128,8 +131,10 @@ class Broker:
 
     def stop(self) -> None:
         """Stop: SIGTERM, wait, then kill. Data stays; a killed broker checks its files at the next start."""
+        if (pid := self.pid) is not None:
+            stop_process(psutil.Process(pid))
         if self._process is not None:
-            stop_process(self._process.send_signal, self._wait)
+            self._process.wait()
             self._process = None
 
     def kill(self) -> None:
@@ -234,18 +239,20 @@ class Broker:
         last = f": {errors[-1].strip()}" if errors else ""
         return BrokerFailedError(f"exited with code {code} before it was ready{last}", str(self.log))
 
-    def _wait(self, timeout_s: float) -> bool:
-        try:
-            if self._process is not None:
-                self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+
+def stop_process(process: psutil.Process) -> None:
+    """End a process, whoever has started it: SIGTERM, wait, SIGKILL."""
+    process.send_signal(signal.SIGTERM)
+    if not gone(process, STOP_TIMEOUT_S):
+        process.send_signal(signal.SIGKILL)
+        gone(process, 10.0)
+
+
+def gone(process: psutil.Process, timeout_s: float) -> bool:
+    """Wait for the end of a process; its entry may stay, where nobody collects orphans."""
+    deadline_s = time.monotonic() + timeout_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline_s:
             return False
-        return True
-
-
-def stop_process(send: Callable[[int], None], wait: Callable[[float], bool]) -> None:
-    """End a process: SIGTERM, wait, SIGKILL; `wait` returns whether it has ended within so many seconds."""
-    send(signal.SIGTERM)
-    if not wait(STOP_TIMEOUT_S):
-        send(signal.SIGKILL)
-        wait(10.0)
+        time.sleep(_POLL_S)
+    return True

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +18,9 @@ from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
     group_option,
+    lake_job,
     lake_options,
     print_waiting,
-    spark_job,
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
@@ -31,8 +31,6 @@ from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.machine.clock import SystemClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from retryapp.pipeline.analysis.checks import Verdict
     from retryapp.pipeline.analysis.cuts import TakenCut
     from retryapp.pipeline.archive import Archive, Archived
@@ -98,17 +96,15 @@ def analyse(
         # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:
-        with spark_job(replace(session, keeps_classes=True)) as (spark, stopped):
+        with lake_job(lake, session, must_exist=False) as (opened, stopped):
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
             from retryapp.pipeline.hold import TURN_S
-            from retryapp.pipeline.lake import open_lake
             from retryapp.pipeline.report.facts import collect
 
-            opened = open_lake(spark, lake)
-            job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
-            archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
+            job, admin = Analysis(opened, now_ms=now_ms), KafkaAdmin(connection)
+            archives = [Archive(connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
             if after is not None:
                 _archive_until(after, archives, wait_s, stopped)
             with job.hold(wait_s=max(wait_s, TURN_S), on_wait=print_waiting, stopped=stopped):
@@ -117,10 +113,10 @@ def analyse(
                 _show("analysing")
                 analysed = job.run(taken, broker=connection.bootstrap, client_config=login and str(login))
                 if compare_ledger:
-                    compared = _compare(spark, opened, connection, taken)
+                    compared = _compare(opened, connection, taken)
                 if page is not None:
                     sums = compared.counted if compared is not None and compared.at_rest else None
-                    shown = collect(spark, opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
+                    shown = collect(opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
     except KeyboardInterrupt:
         message = "interrupted: what was archived stays, and a rerun continues"
         emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
@@ -169,13 +165,11 @@ def report(
     if not as_json:
         _check_folder(out)
     now_ms = SystemClock().wall_ms()
-    with spark_job(session) as (spark, _):
-        from retryapp.pipeline.lake import open_lake
+    with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.report.facts import collect
 
         since_ms = None if since is None else now_ms - since
-        opened = open_lake(spark, lake, must_exist=True)
-        facts = collect(spark, opened, now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
+        facts = collect(opened, now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
     emit(facts, "" if as_json else _write(out, facts), as_json=as_json)
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
@@ -217,27 +211,24 @@ def causes(
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
     now_ms = SystemClock().wall_ms()
-    with spark_job(session) as (spark, _):
+    with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.analysis.checks import OLDER
         from retryapp.pipeline.analysis.derived import Derived
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
-        from retryapp.pipeline.facts import Facts
-        from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import by_name, causes_of
 
-        opened = open_lake(spark, lake, must_exist=True)
-        result = Derived(spark, opened).last_result()
-        rows = causes_of(spark, opened, result, now_ms=now_ms)
+        result = Derived(opened).last_result()
+        rows = causes_of(opened, result, now_ms=now_ms)
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
         found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
-        known = Decisions(Facts(spark, opened))
+        known = Decisions(opened)
         for (group, topic, fingerprint), state in found.items():
             decision = Decision(
                 group=group, main=topic, fingerprint=fingerprint, state=state, decided_ms=now_ms, who=who, note=note,
                 until_ms=now_ms + until if until is not None and state == IGNORED else None,
             )  # fmt: skip
             known.put(decision)
-        shown = causes_of(spark, opened, result, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+        shown = causes_of(opened, result, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)
@@ -304,13 +295,13 @@ class Compared:
     """The ledger's received, first_try_ok, done."""
 
 
-def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
+def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
     from retryapp.pipeline.analysis.counts import compare
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived
 
     admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
-    rows = Derived(spark, lake).last_result()["ledger"]
+    rows = Derived(lake).last_result()["ledger"]
     for cut in taken:
         group = cut.group
         for topology in (each for each in find_handlers(admin, group) if each.main not in cut.gone):

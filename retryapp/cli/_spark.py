@@ -6,7 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -28,6 +28,8 @@ from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from retryapp.pipeline.lake import Lake
 
 R = TypeVar("R")
 
@@ -96,14 +98,12 @@ def broker_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 @contextmanager
-def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
-    """Yield a session, and stop it if it was started here; nothing is left in the working folder."""
-    if brought_along() or active_session() is not None:
-        yield start_session(options)
-        return
+def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
+    """Start a session, and stop it at the end; nothing is left in the working folder."""
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
+        ours = {"spark.sql.warehouse.dir": Path(scratch, "warehouse").as_uri()}
         with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
-            session = start_session(replace(options, scratch=Path(scratch)), progress=progress)
+            session = start_session(replace(options, conf={**ours, **options.conf}), progress=progress)
         try:
             yield session
         except KeyboardInterrupt:  # this thread may wait for an answer of Java's that never comes
@@ -120,15 +120,18 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def spark_job(options: SessionOptions) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """Yield a session, and the event of ``interruptible``; the log of a session that is not ours stays as it is.
+def lake_job(lake: str, options: SessionOptions, *, must_exist: bool = True) -> Iterator[tuple[Lake, threading.Event]]:
+    """Yield the lake in a session, and the event of ``interruptible``; a session that was there keeps its log.
 
     What fails in Spark is an error of ours, with its remedy.
     """
     is_ours = not brought_along() and active_session() is None
     job = str(click.get_current_context().info_name)
-    with spark_session(options) as spark, interruptible(spark, quiet=is_ours) as stopped, failures_named(job):
-        yield spark, stopped
+    session = _own_session(options) if is_ours else nullcontext(start_session(options))
+    with session as spark, interruptible(spark, quiet=is_ours) as stopped, failures_named(job):
+        from retryapp.pipeline.lake import open_lake
+
+        yield open_lake(spark, lake, must_exist=must_exist), stopped
 
 
 def _java_may_be_gone() -> AbstractContextManager[None]:

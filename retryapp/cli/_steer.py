@@ -155,7 +155,7 @@ def _tell(verb: Verb, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> N
 def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: LetterFilter, *, yes: bool) -> Sequence[str]:
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")
-    only: Any = {"partition": None, "before_ms": None, "wanted": wanted, "decoding": decoding_of(place)}
+    only: Any = {"partition": None, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(*resolve(place), **only, limit=None)
     has_name = [record for record in found.records if record["failure_id"] is not None]
     fitting = [record for record in has_name if verb is not Verb.RELEASE or record["held_by"] != "stopped"]

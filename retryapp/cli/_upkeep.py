@@ -13,7 +13,7 @@ import click
 
 from retryapp.cli._options import LENGTH, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
-from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
+from retryapp.cli._spark import lake_job, lake_options, print_waiting, wait_option
 from retryapp.cli._target import connect
 from retryapp.cli.console import emit, stderr_console
 from retryapp.core.text import counted
@@ -36,13 +36,11 @@ def _upkeep_options(function: Callable[..., R]) -> Callable[..., R]:
 
 @contextmanager
 def _upkeep(lake: str, session: SessionOptions, wait_s: float) -> Iterator[Upkeep]:
-    with spark_job(session) as (spark, stopped):
-        from retryapp.pipeline.lake import open_lake
+    with lake_job(lake, session) as (opened, stopped):
         from retryapp.pipeline.upkeep import Upkeep
 
         now_ms = SystemClock().wall_ms
-        opened = open_lake(spark, lake, must_exist=True)
-        yield Upkeep(spark, opened, now_ms=now_ms, wait_s=wait_s, on_wait=print_waiting, stopped=stopped)
+        yield Upkeep(opened, now_ms=now_ms, wait_s=wait_s, on_wait=print_waiting, stopped=stopped)
 
 
 @click.command()
@@ -88,12 +86,10 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
     'analyse' and 'report' fail because of a gap until it is acknowledged; afterwards they show it as a warning.
     """
     now_ms = SystemClock().wall_ms()
-    with spark_job(session) as (spark, _):
-        from retryapp.pipeline.facts import Facts
+    with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.gaps import Gaps
-        from retryapp.pipeline.lake import open_lake
 
-        known = Gaps(Facts(spark, open_lake(spark, lake, must_exist=True)))
+        known = Gaps(opened)
         known.acknowledge(names, now_ms=now_ms, note=note)
         rows = known.rows()
     columns = ("gap", "topic", "partition", "from_offset", "to_offset", "reason", "note")

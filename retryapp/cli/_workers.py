@@ -1,14 +1,15 @@
-"""A running group as its workers show it, by their pages as JSON, and in a terminal.
+"""A running group as one of its workers shows it, by its pages as JSON, and in a terminal.
 
-Each page names the other workers that it knows of, so one address is enough. What is not known is None, and a dash.
+Each worker asks the others, so one is enough: of those that answer, the one that knows most of the group. What is not
+known is None, and a dash.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -50,155 +51,104 @@ class Group:
 
     group: str
     now_ms: int
-    workers: Sequence[str]
-    """Addresses of those that answered."""
-    handlers: Sequence[Mapping[str, Any]]
+    workers: Sequence[str] = ()
+    """Addresses of those whose numbers these are."""
+    handlers: Sequence[Mapping[str, Any]] = ()
     """Facts of each handler over all workers, as the overview has them: main, pending, next_due_ms, dead, as_of_ms,
     unknown_partitions and rates."""
-    lanes: Sequence[Mapping[str, Any]]
+    lanes: Sequence[Mapping[str, Any]] = ()
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
     todo: Sequence[str] = ()
     """What needs action, the worst first."""
     note: str = ""
 
 
-@dataclass(slots=True)
-class _Worker:
-    """The answers of one worker; by main topic."""
-
-    url: str
-    """As it calls itself."""
-    asked: str
-    """The address that was asked: a token is for this one, or none is needed."""
-    index: dict[str, Any]
-    partitions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-
 class Workers:
-    """Asks the workers of a group repeatedly; `group` None: of any group; `only`: one main topic."""
+    """Asks the workers at some addresses; `group` None: of any group; `only`: one main topic; `token`: for all."""
 
     def __init__(self, group: str | None, urls: Sequence[str], *, only: str | None = None, token: str = "") -> None:
         self.group = group
-        self.urls: list[str] = []
-        """Addresses that are asked first: those that were given, and those of workers that have answered last."""
-        self._given: list[str] = []
-        self.look_at(urls)
-        self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
-        """By address; those that a worker names are not trusted with a token."""
+        self.urls = [base_url(url) for url in urls]
         self._only = only
-        self.refused: set[str] = set()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.answered: list[str] = []
+        """Addresses at which a worker of the group has answered last."""
+        self.refused: list[str] = []
         """Addresses of pages that want a token, or another one."""
-
-    def look_at(self, urls: Sequence[str]) -> None:
-        """Ask at these addresses from now on; at the former ones, too, until a worker answers."""
-        addresses = [url if "://" in url else f"http://{url}" for url in urls]
-        self._given = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in addresses]
-        self.urls = [*dict.fromkeys([*self._given, *self.urls])] if urls else []
 
     def ask(self, now_ms: int) -> Group:
         """Return the group's figures; without workers if none answers."""
         return asyncio.run(self._ask(now_ms))
 
     async def _ask(self, now_ms: int) -> Group:
+        self.answered, self.refused = [], []
         timeout = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            workers = await self._everyone(session)
-        if workers:  # others are gone; where none answers, all may be back
-            self.urls = sorted({*self._given, *(worker.asked for worker in workers)})
-        notes = [f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index.get("broker_silence")]
-        notes += [
-            f"{w.url} is of another version, and does not say all that is shown here"
-            for w in workers
-            if not all(_says_all(each) for each in w.index["handlers"])
-        ]
-        return Group(
-            group=self.group or next((worker.index["group"] for worker in workers), None) or "?",
-            now_ms=now_ms,
-            workers=sorted(worker.url for worker in workers),
-            handlers=self._figures(workers),
-            lanes=[lane for worker in workers for lane in _lanes(worker)],
-            note="; ".join(notes),
-            todo=[f"{main}: {text}" for _, main, text in _todo(workers) if self._only in (None, main)],
-        )
+            indexes = await asyncio.gather(*(self._index(session, url) for url in self.urls))
+            known = [(url, index) for url, index in zip(self.urls, indexes, strict=True) if index is not None]
+            self.answered = [url for url, _ in known]
+            for url, index in sorted(known, key=lambda each: _unknown(each[1])):
+                with suppress(*_ERRORS):
+                    return await self._group_of(session, url, index, now_ms)
+        return Group(group=self.group or "?", now_ms=now_ms)
 
-    async def _everyone(self, session: aiohttp.ClientSession) -> list[_Worker]:
-        """Ask all known addresses, then those that the answers name."""
-        workers: dict[str, _Worker] = {}
-        asked: set[str] = set()
-        todo = set(self.urls)
-        self.refused.clear()  # some may be gone
-        while todo:
-            asked |= todo
-            answers = await asyncio.gather(*(self._worker(session, url) for url in sorted(todo)))
-            workers |= {worker.url: worker for worker in answers if worker is not None}
-            todo = {url for worker in workers.values() for url in worker.index["workers"]} - asked - workers.keys()
-        return [workers[url] for url in sorted(workers)]
-
-    async def _worker(self, session: aiohttp.ClientSession, url: str) -> _Worker | None:
-        ask = partial(_json, session, self._headers.get(url, {}))
+    async def _index(self, session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+        """Return the overview of a worker of the group, with the handlers that are looked at."""
         try:
-            index = await ask(f"{url}{PAGES_PREFIX}/")
+            index = await self._json(session, f"{url}{PAGES_PREFIX}/")
             if self.group is not None and index["group"] != self.group:
                 return None
-            worker = _Worker(index["url"] or url, url, index)
-            for handler in index["handlers"]:
-                main = handler["main"]
-                if self._only in (None, main):
-                    page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions?routed=1")
-                    worker.partitions[main] = page["partitions"]
+            index["handlers"] = [each for each in index["handlers"] if self._only in (None, each["main"])]
+            _unknown(index)  # raises where it is none
         except _ERRORS as error:
             if isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403):
-                self.refused.add(url)
+                self.refused.append(url)
             return None
-        self.refused -= {url, worker.url}
-        return worker
+        return index
 
-    @staticmethod
-    def _figures(workers: Sequence[_Worker]) -> list[dict[str, Any]]:
-        figures = []
-        for main in sorted({main for worker in workers for main in worker.partitions}):
-            said = (each for worker in workers for each in worker.index["handlers"] if each["main"] == main)
-            # each worker says what it knows of the whole group; one that has no broker, or hears others not, knows less
-            whole = min(
-                (each["group"] for each in said if _says_all(each)),
-                key=lambda facts: (len(facts["unknown_partitions"]), facts["as_of_ms"] is not None),
-                default=None,
-            )
-            if whole is not None:
-                figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
-        return figures
+    async def _group_of(self, session: aiohttp.ClientSession, url: str, index: Mapping[str, Any], now_ms: int) -> Group:
+        figures, lanes = [], []
+        for handler in index["handlers"]:
+            main, whole = handler["main"], handler["group"]
+            figures.append({"main": main, **{name: whole.get(name) for name in _FIGURES}})
+            page = await self._json(session, f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions")
+            lanes += [
+                {"main": main, "worker": item["owner_url"] or "", **{name: item.get(name) for name in _LANE}}
+                for item in page["partitions"]
+            ]
+        own, silent = index["url"] or url, index["silent"]
+        todo = [each for each in index["todo"] if self._only in (None, each["main"])]
+        notes = [f"{own}: {index['broker_silence']}"] if index.get("broker_silence") else []
+        if silent:
+            notes.append(f"no answer from {', '.join(silent)}: their last numbers are shown, or are left out")
+        return Group(
+            group=index["group"] or "?",
+            now_ms=now_ms,
+            workers=sorted({own, *index["workers"]} - {*silent}),
+            handlers=figures,
+            lanes=lanes,
+            todo=[f"{each['main']}: {each['text']}" for each in todo],
+            note="; ".join(notes),
+        )
 
-
-def _todo(workers: Sequence[_Worker]) -> list[tuple[int, str, str]]:
-    """Return weight, main topic and sentence of what needs action, the worst first.
-
-    A worker says all that it knows of the group: one that hears most of the others, and those that it does not hear.
-    """
-    if not workers:
-        return []
-    first = min(workers, key=lambda worker: len(worker.index.get("silent", ())))
-    telling = [first, *(worker for worker in workers if worker.url in first.index.get("silent", ()))]
-    todo = [(each["weight"], each["main"], each["text"]) for worker in telling for each in worker.index.get("todo", ())]
-    return sorted(dict.fromkeys(todo), key=lambda each: -each[0])
-
-
-async def _json(session: aiohttp.ClientSession, headers: Mapping[str, str], address: str) -> dict[str, Any]:
-    asked: Any = {"params": {"format": "json"}, "headers": headers, "allow_redirects": not headers}
-    async with session.get(address, **asked, raise_for_status=True) as response:
-        facts: dict[str, Any] = await response.json()
-        return facts
+    async def _json(self, session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+        asked: Any = {"params": {"format": "json"}, "headers": self._headers, "allow_redirects": not self._headers}
+        async with session.get(address, **asked, raise_for_status=True) as response:
+            facts: dict[str, Any] = await response.json()
+            return facts
 
 
-def _says_all(handler: Mapping[str, Any]) -> bool:
-    """Return whether a worker has all figures of a handler; one of another version may not."""
-    return set(_FIGURES) <= set(handler["group"])
+def base_url(text: str) -> str:
+    """Return the address of a worker, which may be typed without its scheme, or with the path of the pages."""
+    url = text if "://" in text else f"http://{text}"
+    return url.rstrip("/").removesuffix(PAGES_PREFIX)
 
 
-def _lanes(worker: _Worker) -> Iterable[Mapping[str, Any]]:
-    for main, partitions in worker.partitions.items():
-        for item in partitions:
-            if item["is_here"]:
-                yield {"main": main, "worker": worker.url, **{name: item.get(name) for name in _LANE}}
+def _unknown(index: Mapping[str, Any]) -> tuple[int, int]:
+    """Return of how many partitions a worker knows no numbers, and of how many handlers old ones."""
+    groups = [each["group"] for each in index["handlers"]]
+    missing = sum(len(each["unknown_partitions"]) for each in groups)
+    return missing, sum(each["as_of_ms"] is not None for each in groups)
 
 
 def _plain(text: str) -> str:
@@ -249,7 +199,7 @@ def _lanes_table(group: Group) -> Table:
         numbers = [lane.get(name) for name in _NUMBERS.values()]
         state, since_ms = lane["state"], lane.get("since_ms")
         table.add_row(
-            _plain(lane["worker"].removeprefix("http://")),
+            _plain(lane["worker"].removeprefix("http://") or "-"),
             _plain(lane["main"]),
             str(lane["partition"]),
             f"[{_STATE_STYLES.get(state, 'dim')}]{_plain(state)}[/]{_circuit_text(lane)}",

@@ -21,17 +21,12 @@ from retryapp.settings import load_settings
 @click.command(name="doctor")
 @app_option(required=True)
 @click.option(
-    "--datadir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of local state, instead of RETRYAPP_DATADIR.",
-)
-@click.option(
     "--write",
     is_flag=True,
     help="Also write one record to an events topic, in a transaction that is aborted: compares clocks, tries rights.",
 )
 @json_option
-def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) -> ExitCode:
+def command(*, app_spec: str, write: bool, as_json: bool) -> ExitCode:
     """Check everything that a worker depends on, and how to fix what is wrong. Changes nothing.
 
     Variables, data folder and disk of this machine; brokers and their settings; topics, rights, the group and its
@@ -45,7 +40,7 @@ def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) 
       retryapp doctor -A billing
       retryapp doctor -A shop.billing:app --write --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    subject = _subject(app_spec, datadir, write=write)
+    subject = _subject(app_spec, write=write)
     report = examine(subject, wall_ms=SystemClock().wall_ms)
     facts = {
         "bootstrap": subject.connection.bootstrap,
@@ -60,13 +55,13 @@ def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) 
     return ExitCode.FINE if report.clean else ExitCode.FINDING
 
 
-def _subject(app_spec: str, datadir: Path | None, *, write: bool) -> Subject:
+def _subject(app_spec: str, *, write: bool) -> Subject:
     """Return what the workers would use, with the data folder that they would choose."""
     application = load_handlers(app_spec)
     conf: Any = application.app.conf
     base = Path(conf.datadir)
-    if datadir is not None or str(base) == f"{conf.name}-data":  # the user chose none
-        base = (datadir or load_settings().datadir) / conf.id
+    if str(base) == f"{conf.name}-data":  # the user chose none
+        base = load_settings().datadir / conf.id
     return Subject(
         connection=application.connection,
         group=conf.id,

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 
 import click
 
-from retryapp.cli._app import load_handlers
 from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
@@ -34,15 +33,8 @@ def tell_handler(
     return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)
 
 
-def show_levels(
-    place: Place,
-    name: Literal["paused", "forced"],
-    *,
-    none: str,
-    as_json: bool,
-    circuit: str = "",
-) -> ExitCode:
-    """Show on which partitions it is set, of all circuits or of one; `none`: what to say where it is not."""
+def show_levels(place: Place, name: Literal["paused", "forced"], *, none: str, as_json: bool) -> ExitCode:
+    """Show on which partitions it is set, of all circuits; `none`: what to say where it is not."""
     connection, topology = only_handler(place)
     facts: dict[str, dict[str, Any]] = {}
     lines = []
@@ -50,43 +42,22 @@ def show_levels(
     for number, each in steerings.items():
         paused = {} if each.paused is None else {"": each.paused}
         for at, level in (paused if name == "paused" else each.forced_open).items():
-            if circuit in ("", at):
-                facts.setdefault(at, {})[str(number)] = level.model_dump()
-                what = f"circuit {at} of partition" if at else "partition"
-                lines.append(f"{what} {number} since {utc_text(level.since_ms)}: {level.text}")
-                lines += [f"  the record: {level.record}"] * bool(level.record)
+            facts.setdefault(at, {})[str(number)] = level.model_dump()
+            what = f"circuit {at} of partition" if at else "partition"
+            lines.append(f"{what} {number} since {utc_text(level.since_ms)}: {level.text}")
+            lines += [f"  the record: {level.record}"] * bool(level.record)
     verbs = _SETS_AND_ENDS[name]
     coming = [
         {"partition": number, "verb": word, "sent_ms": each.sent_ms, **each.command.model_dump(include=_SHOWN)}
         for number, listed in queued.items()
         for each in listed
-        if (word := verbs.get(each.command.verb)) and circuit in ("", each.command.circuit)
+        if (word := verbs.get(each.command.verb))
     ]
-    if circuit and not (lines or coming):
-        refuse_without_circuit(place, circuit)
-    shown = {"main": topology.main, name: facts.pop(circuit, {})} | ({"circuits": facts} if name == "forced" else {})
+    shown = {"main": topology.main, name: facts.pop("", {})} | ({"circuits": facts} if name == "forced" else {})
     lines = lines or [none]
     lines += [_queued_text(each) for each in coming]
     emit({**shown, "queued": coming}, "\n".join(lines), as_json=as_json)
     return ExitCode.FINDING if lines != [none] else ExitCode.FINE
-
-
-def refuse_without_circuit(place: Place, circuit: str) -> None:
-    """Refuse at once what workers would refuse, where the application says which circuits there are.
-
-    Raises:
-        click.UsageError: the handler has none of this name. (One that was forced open and is gone from the application
-            is shown and closed all the same.)
-    """
-    if place.app_spec is None:
-        return
-    handlers = [each for each in load_handlers(place.app_spec).handlers if place.topic in (None, each.main)]
-    if len(handlers) != 1 or circuit in handlers[0].breakers:
-        return  # which one is meant, is asked later
-    names = ", ".join(name or "its own, without --circuit" for name in handlers[0].breakers)
-    what = f"circuit {circuit}" if circuit else "circuit of its own"
-    remedy = f"It has: {names}" if names else "Pause it instead: 'retryapp handler pause'"
-    raise click.UsageError(f"the handler of {handlers[0].main} has no {what}. {remedy}")
 
 
 def _queued_text(facts: Mapping[str, Any]) -> str:

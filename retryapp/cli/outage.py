@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from retryapp.cli._app import load_handlers
 from retryapp.cli._options import WORDS, Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, Group
-from retryapp.cli.handler import refuse_without_circuit, show_levels, tell_handler
+from retryapp.cli.handler import show_levels, tell_handler
 from retryapp.core.jobs import HandlerVerb
 
 
@@ -43,7 +44,7 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
     \b
     Exit codes: 0 it is open on all partitions, 1 some have no worker now, or refuse it, 2 there is no circuit.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    refuse_without_circuit(place, options["circuit"])
+    _refuse_without_circuit(place, options["circuit"])
     return tell_handler(HandlerVerb.OPEN, place, **options)
 
 
@@ -56,14 +57,30 @@ def close(*, place: Place, **options: Any) -> ExitCode:
 
 
 @command.command()
-@_circuit
 @json_option
 @place_options
-def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
-    """Show whether an operator has forced the circuit open, who and why. Works with all workers down.
+def show(*, place: Place, as_json: bool) -> ExitCode:
+    """Show which circuits an operator has forced open, who and why. Works with all workers down.
 
     \b
-    Exit codes: 0 not forced open, 1 forced open, or a command about it waits for a worker, 2 there is no such circuit.
+    Exit codes: 0 none is forced open, 1 one is, or a command about one waits for a worker.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     none = "not forced open by anybody; whether a circuit has opened by itself: 'retryapp top'"
-    return show_levels(place, "forced", none=none, as_json=as_json, circuit=circuit)
+    return show_levels(place, "forced", none=none, as_json=as_json)
+
+
+def _refuse_without_circuit(place: Place, circuit: str) -> None:
+    """Refuse at once what workers would refuse, where the application says which circuits there are.
+
+    Raises:
+        click.UsageError: the handler has none of this name.
+    """
+    if place.app_spec is None:
+        return
+    handlers = [each for each in load_handlers(place.app_spec).handlers if place.topic in (None, each.main)]
+    if len(handlers) != 1 or circuit in handlers[0].breakers:
+        return  # which one is meant, is asked later
+    names = ", ".join(name or "its own, without --circuit" for name in handlers[0].breakers)
+    what = f"circuit {circuit}" if circuit else "circuit of its own"
+    remedy = f"It has: {names}" if names else "Pause it instead: 'retryapp handler pause'"
+    raise click.UsageError(f"the handler of {handlers[0].main} has no {what}. {remedy}")

@@ -52,19 +52,12 @@ def command() -> None:
 @command.command(name="list")
 @place_options
 @list_options
-@click.option(
-    "--due-before",
-    metavar="WHEN",
-    type=when(),
-    help="Only records due before: a length from now with a unit ('10m', '1h30m'), or UTC ('2030-01-31T12:00').",
-)
 @filter_options
 @json_option
 def list_(
     *,
     place: Place,
     partition: int | None,
-    due_before: int | None,
     wanted: LetterFilter | None,
     limit: int,
     as_json: bool,
@@ -76,18 +69,17 @@ def list_(
     \b
     Examples:
       retryapp pending list -A billing
-      retryapp pending list --broker localhost:9092 --group billing --due-before 10m
       retryapp pending list -A billing --message "ledger shard 7" --field /customer/id=17
       retryapp pending list --broker localhost:9092 --group billing --topic orders --partition 3 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topologies = resolve(place)
-    only: Any = {"partition": partition, "before_ms": due_before, "wanted": wanted, "decoding": decoding_of(place)}
+    only: Any = {"partition": partition, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(connection, topologies, **only, limit=limit)
     now_ms = SystemClock().wall_ms()
     for topology in topologies:
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)
-    none = "nothing waits" if (partition, due_before, wanted) == (None, None, None) else "nothing waits that fits"
+    none = "nothing waits" if (partition, wanted) == (None, None) else "nothing waits that fits"
     text = list_text(found, COLUMNS, now_ms, of="waiting", none=none)
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE

@@ -17,9 +17,9 @@ from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
     group_option,
+    lake_job,
     lake_options,
     print_waiting,
-    spark_job,
     wait_option,
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
@@ -116,16 +116,14 @@ def archive(
         wait_s = 0.0 if every is None else inf
     with ExitStack() as stack:
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
-        spark, stopped = stack.enter_context(spark_job(replace(session, brief=False)))
+        lasting = lake_job(lake, replace(session, brief=False), must_exist=False)
+        opened, stopped = stack.enter_context(lasting)
         from retryapp.pipeline.archive import Archive
-        from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.gaps import Gaps
-        from retryapp.pipeline.lake import open_lake
 
-        opened = open_lake(spark, lake)
-        known_gaps = Gaps(Facts(spark, opened))
+        known_gaps = Gaps(opened)
         jobs = [
-            Archive(spark, connection, opened, group, now_ms=now_ms, rows_per_batch=rows_per_batch)
+            Archive(connection, opened, group, now_ms=now_ms, rows_per_batch=rows_per_batch)
             for group in sorted(set(groups))
         ]
         while True:
@@ -178,17 +176,14 @@ def status(
     archive, or an erasure has not ended.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_job(session) as (spark, _):
+    with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.erasures import Erasures
-        from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.gaps import SHORTER
-        from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.outlook import find_outlook
 
-        opened = open_lake(spark, lake, must_exist=True)
-        erasures = Erasures(Facts(spark, opened)).open()
+        erasures = Erasures(opened).open()
         admin = KafkaAdmin(connection)
-        topics = [topic for group in sorted(set(groups)) for topic in find_outlook(spark, opened, admin, group)]
+        topics = [topic for group in sorted(set(groups)) for topic in find_outlook(opened, admin, group)]
     facts = {"lake": opened.uri, "now_ms": now_ms, "topics": topics, "open_erasures": erasures}
     lines = [
         f"{topic.topic}[{partition}] {SHORTER.format(offset)}"

@@ -42,21 +42,15 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
         is_flag=True,
         help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
     )
-    @click.option(
-        "--adopt",
-        is_flag=True,
-        help="Take over changelogs that have records but no owner mark; check what they hold first.",
-    )
     @json_option
     @wraps(command)
-    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, adopt: bool, **more: Any) -> R:
+    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, **more: Any) -> R:
         application = load_handlers(app_spec)
         own = application.plan_options
         options = replace(
             own,
             create_main_partitions=create_main or own.create_main_partitions,
             allow_low_replication=allow_low_replication or own.allow_low_replication,
-            adopt=adopt or own.adopt,
         )
         return command(application=application, options=options, **more)
 
@@ -72,10 +66,6 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
     metavar="TYPE:NAME",
     help="Principal for --acls. [default: the user of the app's login, else User:GROUP]",
 )
-@click.option(
-    "--publishes", metavar="TOPIC", multiple=True,
-    help="With --acls: one more topic that handlers publish to, besides those that they declare. Repeatable.",
-)  # fmt: skip
 def command(
     *,
     application: Retries,
@@ -83,13 +73,12 @@ def command(
     why: bool,
     acls: bool,
     principal: str | None,
-    publishes: tuple[str, ...],
     as_json: bool,
 ) -> ExitCode:
     """Show which topics an application needs, which exist, and what is wrong with them. Changes nothing.
 
     With --acls: which rights its workers need, as a table and as kafka-acls.sh lines, also on topics that handlers
-    declare with publishes=...; name others with --publishes.
+    declare (publishes=).
 
     Retention is the time that all workers may be down plus the policy's longest wait; partitions are as many as the
     main topic's.
@@ -103,12 +92,11 @@ def command(
       retryapp plan -A shop.billing:app --why
       retryapp plan -A billing --create-main 6 --json
       retryapp plan -A billing --acls --principal User:billing
-      retryapp plan -A billing --acls --publishes receipts --publishes audit
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     if acls:
-        return _show_acls(application, options, principal, publishes, as_json=as_json)
-    if principal is not None or publishes:
-        raise click.UsageError(f"{'--publishes' if publishes else '--principal'} goes with --acls")
+        return _show_acls(application, options, principal, as_json=as_json)
+    if principal is not None:
+        raise click.UsageError("--principal goes with --acls")
     plan = plan_topics(reach(application.connection), application.topologies, options)
     paces = {handler.main: handler.pace for handler in application.handlers if handler.pace}
     manners = {handler.main: (f"policy {handler.policy.text}", *handler.manner) for handler in application.handlers}
@@ -116,11 +104,9 @@ def command(
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
 
 
-def _show_acls(
-    application: Retries, options: PlanOptions, principal: str | None, publishes: tuple[str, ...], *, as_json: bool
-) -> ExitCode:
+def _show_acls(application: Retries, options: PlanOptions, principal: str | None, *, as_json: bool) -> ExitCode:
     create_main = options.create_main_partitions is not None
-    rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
+    rights = needed_acls(application.topologies, create_main=create_main)
     silent = [handler for handler in application.handlers if handler.takes_delivery and not handler.topology.publishes]
     may_publish = [handler.name for handler in silent]
     declared = [topic for topology in application.topologies for topic in topology.publishes]
@@ -133,7 +119,7 @@ def _show_acls(
         "principal": who,
         "acls": list(rights),
         "commands": list(commands),
-        "publishes": list(dict.fromkeys([*declared, *publishes])),
+        "publishes": list(dict.fromkeys(declared)),
         "may_publish": may_publish,
     }
     rows = [
@@ -147,10 +133,10 @@ def _show_acls(
         for acl in rights
     ]
     text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, ""]
-    if may_publish and not publishes:
+    if may_publish:
         text.append(
             f"{', '.join(may_publish)} may publish (delivery.publish) to topics that the application does not declare: "
-            "each needs Describe and Write. Declare them with publishes=..., or name them with --publishes TOPIC."
+            "each needs Describe and Write. Declare them with publishes=..., or grant these yourself."
         )
     if principal is None and not user:
         text.append(f"{who} is a guess: the app has no login with a name. Name the workers' with --principal.")

@@ -16,7 +16,6 @@ from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
-from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.errors import GroupUnknownError
 from retryapp.runtime.machine.clock import SystemClock
@@ -24,8 +23,6 @@ from retryapp.settings import load_settings
 
 _MEMBERS_S = 5.0
 _FRAME_S = 2.0
-_HOSTS_S: Final = 10.0
-"""How often the hosts of members are looked for; at each frame while no worker answers."""
 MORE_PORTS: Final = 8
 """Ports tried beyond one for each member."""
 
@@ -37,17 +34,17 @@ MORE_PORTS: Final = 8
     "urls",
     metavar="URL",
     multiple=True,
-    help="Address of a worker's pages; it names the other workers. Repeatable.",
+    help="Address of a worker's pages. Repeatable: of those that answer, the one that knows most is shown.",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 @json_option
 def command(*, place: Place, urls: tuple[str, ...], once: bool, as_json: bool) -> ExitCode:
     """Watch a running group: what needs action, what waits and is due, dead letters, the last minute, and all lanes.
 
-    The figures are those of the workers' own pages. It looks for workers on the hosts of the group's members, at
-    RETRYAPP_WEB_PORT and the ports after it; name others with --url. RETRYAPP_TOKEN is sent to workers that --url
-    names, and to no others. --json prints one object and ends, as --once does. With all workers down use 'retryapp
-    pending', 'dead' and 'ledger', which read the topics.
+    The figures are those of the pages of one worker, which asks the others. It looks for workers on the hosts of the
+    group's members, at RETRYAPP_WEB_PORT and the ports after it; name one elsewhere with --url. RETRYAPP_TOKEN is sent
+    to workers that --url names, and to no others. --json prints one object and ends, as --once does. With all workers
+    down use 'retryapp pending', 'dead' and 'ledger', which read the topics.
 
     \b
     Exit codes: 0 a worker answered, 1 none did.
@@ -83,50 +80,44 @@ class _Watch:
             raise click.UsageError("say where to look: -A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url")
         target = None if alone else resolve(place, ask=False)
         self._target = None if urls else target
-        self._members, self._looked_at = 0, ", ".join(urls)
-        self._hosts_until_s = 0.0
+        self._looked_at = ", ".join(urls)
         group = place.group if target is None else target.topologies[0].group
         token = load_settings().token.get_secret_value() if urls else ""
         self._workers = Workers(group, urls, only=place.topic, token=token)
 
     def _find(self, target: Target) -> None:
-        """Look for the hosts of the group's members. They come and go: later faults leave those that are known."""
+        """Look for the hosts of the group's members; a fault leaves those that are known."""
         try:
-            hosts, self._members = _hosts(target)
+            hosts, members = _hosts(target)
         except RetryAppError as error:
             if self._looked_at:
                 return
             if not isinstance(error, BrokerUnreachableError):
                 raise
-            hosts = ["127.0.0.1"]
+            hosts, members = ["127.0.0.1"], 0
         first = load_settings().web_port
-        ports = range(first, first + self._members + MORE_PORTS)
+        ports = range(first, first + members + MORE_PORTS)
         self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
-        self._workers.look_at([f"http://{host}:{port}" for host in hosts for port in ports])
+        self._workers.urls = [f"http://{host}:{port}" for host in hosts for port in ports]
 
     def look(self) -> Group:
         """Return the group's figures now; without workers where none answers."""
-        if self._target is not None and time.monotonic() >= self._hosts_until_s:
-            self._find(self._target)
-            self._hosts_until_s = time.monotonic() + _HOSTS_S
         group = self._workers.ask(self._clock.wall_ms())
-        if not group.workers:
-            self._hosts_until_s = 0.0
-        missing = self._members - len(group.workers)
+        if self._target is not None and not group.workers:
+            self._find(self._target)
+            group = self._workers.ask(self._clock.wall_ms())
+        if group.workers:
+            if self._target is not None:
+                self._workers.urls = self._workers.answered
+            return group
         if not self._workers.urls:
             note = "the group has no running members"
-        elif refused := ", ".join(sorted(self._workers.refused)):
-            note = f"not let in by {refused}: set RETRYAPP_TOKEN to a token of theirs, and give a --url for each"
-        elif not group.workers:
-            note = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
-        elif missing > 0:
-            note = (
-                f"no pages of {missing} of {counted(self._members, 'member')} found at {self._looked_at}; "
-                "--url names others. Their figures are missing"
-            )
+        elif self._workers.refused:
+            refused = ", ".join(self._workers.refused)
+            note = f"not let in by {refused}: set RETRYAPP_TOKEN to a token of theirs, and name them with --url"
         else:
-            return group
-        return replace(group, note="; ".join(filter(None, (group.note, note))))
+            note = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
+        return replace(group, note=note)
 
 
 def _hosts(target: Target) -> tuple[list[str], int]:

@@ -39,7 +39,6 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     Examples:
       retryapp topics create -A billing
       retryapp topics create -A billing --create-main 6
-      retryapp topics create -A billing --adopt
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)

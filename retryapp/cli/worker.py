@@ -46,11 +46,6 @@ def _processes(text: str) -> int:
     help="Lowest level of log lines.",
 )
 @click.option(
-    "--datadir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of local state, instead of RETRYAPP_DATADIR; each worker locks the first free worker-N in it.",
-)
-@click.option(
     "--port",
     type=click.IntRange(1, 65_535),
     help="Port of the pages; with --processes the first one to try. [default: the first free one from "
@@ -61,11 +56,6 @@ def _processes(text: str) -> int:
     "--metrics-port",
     type=click.IntRange(1, 65_535),
     help="First port to try for the metrics alone, at /metrics. [default: RETRYAPP_METRICS_PORT, or none]",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(("text", "json")),
-    help="Form of log lines. [default: RETRYAPP_LOG_FORMAT, or text]",
 )
 @click.option(
     "--processes",
@@ -81,11 +71,9 @@ def command(
     app_argument: str | None,
     app_spec: str | None,
     loglevel: str,
-    datadir: Path | None,
     port: int | None,
     without_web: bool,
     metrics_port: int | None,
-    log_format: str | None,
     processes: int,
     parent: int | None,
 ) -> int:
@@ -106,18 +94,13 @@ def command(
       retryapp worker billing
       retryapp worker -A shop.billing:app
       retryapp worker billing --processes auto
-      RETRYAPP_GRACE=60s retryapp worker billing --loglevel warn --datadir /var/lib/billing
+      RETRYAPP_GRACE=60s RETRYAPP_DATADIR=/var/lib/billing retryapp worker billing --loglevel warn
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     spec = _one_spec(app_argument, app_spec)
     if port is not None and without_web:
         raise click.UsageError("--port and --without-web exclude each other")
-    if datadir is not None:
-        # read when the worker takes its place; the child's too
-        os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
     if metrics_port is not None:
         os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
-    if log_format is not None:
-        os.environ["RETRYAPP_LOG_FORMAT"] = log_format
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
     if processes > 1:
         if port is not None:

@@ -8,7 +8,7 @@ from mode import Service
 
 from retryapp import CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy
 from retryapp.demo.data import Flight
-from retryapp.demo.settings import MAIN_TOPIC, PARTITIONS, POLICY, SESSION_TIMEOUT_S, DemoSettings
+from retryapp.demo.settings import GROUP, MAIN_TOPIC, PARTITIONS, POLICY, SESSION_TIMEOUT_S, DemoSettings
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER
 
 TIMEOUT_S = 1.5
@@ -18,7 +18,7 @@ CIRCUIT = CircuitBreaker(failure_ratio=0.8, sampling="1s", break_for="500ms", ra
 
 settings = DemoSettings()
 app = faust.App(
-    settings.group,
+    GROUP,
     broker=f"kafka://{settings.broker}",
     store="rocksdb://",
     broker_session_timeout=SESSION_TIMEOUT_S,

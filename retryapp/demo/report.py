@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from retryapp.demo.balance import Balance
-from retryapp.demo.settings import DEFAULT_GROUP
+from retryapp.demo.settings import GROUP
 from retryapp.jvm import missing_jars, spark_jars
 from retryapp.stage import Child, ChildFailedError, Run
 
@@ -146,7 +146,7 @@ def _problems(result: Mapping[str, Any], balance: Balance) -> Iterator[str]:
 def _command(folder: Path, broker: str, page: Path, over: Path) -> list[str]:
     options = {
         "--broker": broker,
-        "--group": DEFAULT_GROUP,
+        "--group": GROUP,
         "--lake": str(folder / "lake"),
         "--report": str(page),
         "--memory": _MEMORY,

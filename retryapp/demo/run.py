@@ -28,7 +28,7 @@ from retryapp.demo.balance import Balance, count
 from retryapp.demo.data import TOTAL_FLIGHTS, fate_of, load_planes, read_flights
 from retryapp.demo.feed import Feeder
 from retryapp.demo.report import Report, Reporter
-from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, OUTAGE_S, PARTITIONS, POLICY, PREFIX, SESSION_TIMEOUT_S
+from retryapp.demo.settings import GROUP, MAIN_TOPIC, OUTAGE_S, PARTITIONS, POLICY, PREFIX, SESSION_TIMEOUT_S
 from retryapp.demo.visits import Outcome, Visit, VisitTail
 from retryapp.jvm import Progress
 from retryapp.kafka import KafkaAdmin, KafkaConnection
@@ -170,7 +170,6 @@ class _Demo:
         pages = []
         for number, port in enumerate(free_ports(2), start=1):
             env = {
-                f"{PREFIX}GROUP": DEFAULT_GROUP,
                 f"{PREFIX}BROKER": self.broker.bootstrap,
                 f"{PREFIX}SERVICE_URL": url,
                 "RETRYAPP_DATADIR": str(run.folder / f"worker-{number}"),
@@ -253,7 +252,7 @@ class _Demo:
 
     def _settle(self, feeder: Feeder) -> Ledger:
         """Take the ledger until it has every flight done or dead, or for `STILL_S`."""
-        topology = HandlerTopology(DEFAULT_GROUP, MAIN_TOPIC, Tiers.PER_DELAY, self._schedule.nominal_delays_ms)
+        topology = HandlerTopology(GROUP, MAIN_TOPIC, Tiers.PER_DELAY, self._schedule.nominal_delays_ms)
         deadline_s = time.monotonic() + STILL_S
         while True:
             self._check()

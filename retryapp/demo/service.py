@@ -84,11 +84,10 @@ Record = Callable[..., None]
 class EnrichmentService:
     """Planes and log; the outage begins with request number `outage_after`, if any."""
 
-    def __init__(self, log: Path, *, outage_after: int | None = None, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, log: Path, *, outage_after: int | None = None) -> None:
         self._log = log
         self._planes = load_planes()
         self._outage_after = outage_after
-        self._outage_s = outage_s
         self._outage_ends_s: float | None = None
         self._requests = 0
         self._faults: Counter[int] = Counter()
@@ -129,7 +128,7 @@ class EnrichmentService:
 
     def _is_out(self) -> bool:
         if self._outage_ends_s is None and self._outage_after is not None and self._requests >= self._outage_after:
-            self._outage_ends_s = time.monotonic() + self._outage_s
+            self._outage_ends_s = time.monotonic() + OUTAGE_S
         return self._outage_ends_s is not None and time.monotonic() < self._outage_ends_s
 
     def _answer(self, record: Record, flight: Flight) -> web.Response:
@@ -143,14 +142,11 @@ class EnrichmentService:
         return web.json_response(bodies[fate], status=int(fate))
 
 
-def _unavailable(record: Record, wait_s: int) -> web.Response:
-    record(Outcome.UNAVAILABLE, wait_s * 1000)
-    return web.json_response({"error": "try again later"}, status=503, headers={"Retry-After": str(wait_s)})
-
-
 async def _fail(request: web.Request, record: Record, fault: PlannedFault) -> web.StreamResponse:
     if fault.outcome is Outcome.UNAVAILABLE:
-        return _unavailable(record, fault.retry_after_s)
+        record(Outcome.UNAVAILABLE, fault.retry_after_s * 1000)
+        headers = {"Retry-After": str(fault.retry_after_s)}
+        return web.json_response({"error": "try again later"}, status=503, headers=headers)
     if fault.outcome is Outcome.RESET:
         record(Outcome.RESET)
         _reset(request)

@@ -14,7 +14,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX: Final = "RETRYAPP_DEMO_"
 MAIN_TOPIC: Final = "flights"
 PARTITIONS: Final = 4
-DEFAULT_GROUP: Final = "demo"
+GROUP: Final = "demo"
+"""App id: consumer group and prefix of the topics."""
 DEFAULT_PORT: Final = 6070
 """Of the service."""
 POLICY: Final = "1s 2s 4s 8s*3"
@@ -29,5 +30,4 @@ class DemoSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     broker: str = Field(default="localhost:9092", description="Address of the broker, without a scheme.")
-    group: str = Field(default=DEFAULT_GROUP, description="App id: consumer group and prefix of the topics.")
     service_url: str = Field(default=f"http://127.0.0.1:{DEFAULT_PORT}", description="Base address of the service.")

@@ -35,14 +35,13 @@ from retryapp.kafka import (
     first_ms,
     fold_changelog,
     plan_topics,
+    reach,
     read_topic,
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import operation_names
 from retryapp.kafka.remembered import remembered
 
-REACH_S: Final = 5.0
-"""How long a broker may take to answer at all."""
 _TRANSACTIONS: Final = "rights on transactions"
 MOST_BROKERS: Final = 12
 """Brokers whose settings are read; of a larger cluster those with the lowest ids."""
@@ -118,7 +117,7 @@ class _Cluster:
 
     def check(self) -> Iterator[Finding]:
         subject = self.subject
-        self._reach()
+        reach(subject.connection)
         facts = self.admin.cluster(asked=MOST_BROKERS)
         yield ok("broker", f"{subject.connection.bootstrap} answers")
         yield from self._step("topics", self._topics)
@@ -134,9 +133,6 @@ class _Cluster:
         yield from self._step("former handlers", self._leftovers)
         yield from self._step("clock", self._clock)
 
-    def _reach(self) -> None:
-        KafkaAdmin(self.subject.connection, timeout_s=REACH_S).topic_names()  # its error has the client's reason
-
     def _step(self, name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
         """Yield the findings of a check; its failure is a finding too, as long as brokers answer other requests.
 
@@ -146,7 +142,7 @@ class _Cluster:
         try:
             yield from check()
         except BrokerUnreachableError as error:
-            self._reach()
+            reach(self.subject.connection)
             yield problem(
                 name,
                 error.problem,
@@ -259,7 +255,7 @@ class _Cluster:
         except clock.FencedError as error:
             yield from _not_written(f"{error}. Run this one again")
         except (KafkaRequestError, BrokerUnreachableError) as error:
-            self._reach()
+            reach(self.subject.connection)
             yield problem(
                 _TRANSACTIONS,
                 error.problem if isinstance(error, BrokerUnreachableError) else str(error),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
+from retryapp.core.durations import duration_text, format_duration_ms
 from retryapp.core.jobs import Level
 from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
@@ -89,8 +89,7 @@ def judge_unread(main: str, ages_ms: Mapping[int, int], retention_ms: int) -> Fi
 
 
 def _length(length_ms: int) -> str:
-    seconds_ms = min(length_ms, MAX_DURATION_MS) // 1_000 * 1_000
-    return format_duration_ms(seconds_ms) if seconds_ms else "less than 1s"
+    return duration_text(length_ms // 1_000 * 1_000)
 
 
 def judge_replicas(topics: Mapping[str, TopicState]) -> Iterator[Finding]:

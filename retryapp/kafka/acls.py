@@ -62,13 +62,10 @@ class Acl:
         return "".join(f"_{letter}" if letter.isupper() else letter for letter in self.operation).lstrip("_").upper()
 
 
-def needed_acls(
-    topologies: Sequence[HandlerTopology], *, create_main: bool = False, publishes: Sequence[str] = ()
-) -> tuple[Acl, ...]:
+def needed_acls(topologies: Sequence[HandlerTopology], *, create_main: bool = False) -> tuple[Acl, ...]:
     """Return the rights that the workers of one application need, which has a handler, by resource.
 
-    `create_main`: they create missing main topics, and those that handlers declare to publish to. `publishes`: further
-    topics that handlers publish to.
+    `create_main`: they create missing main topics, and those that handlers declare to publish to.
     """
     group = topologies[0].group
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
@@ -79,10 +76,8 @@ def needed_acls(
     for main in sorted({topology.main for topology in topologies if topology.own_letters_of is None}):
         first = {} if main in others else create
         acls += _acls(Resource.TOPIC, main, literal, {**first, **_MAIN, **(_THROUGH_MAIN if main in through else {})})
-    declared = [topic for topology in topologies for topic in topology.publishes]
-    for topic in sorted({*declared, *publishes}):
-        first = create if topic in declared else {}
-        acls += _acls(Resource.TOPIC, topic, literal, {**first, **_PUBLISHED}, optional="DescribeConfigs")
+    for topic in sorted({topic for topology in topologies for topic in topology.publishes}):
+        acls += _acls(Resource.TOPIC, topic, literal, {**create, **_PUBLISHED}, optional="DescribeConfigs")
     acls += _acls(Resource.GROUP, group, literal, {"Read": "membership and offsets"})
     acls += _acls(Resource.TRANSACTIONAL_ID, f"{group}.", prefixed, _TRANSACTIONS)
     acls += _acls(Resource.CLUSTER, "kafka-cluster", literal, _CLUSTER, optional=" ".join(_CLUSTER))

@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import socket
+import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError, TopicMissingError
-from retryapp.kafka.certificate import refusal
 from retryapp.kafka.errors import (
     AccessDeniedError,
     CertificateRefusedError,
@@ -59,6 +61,9 @@ LOGIN_REFUSED: Final = ("SASL authentication error", "Unsupported SASL mechanism
 CERTIFICATE_REFUSED: Final = ("certificate verify failed", "SSL alert number")
 """Words of the client that mean: one side refused the other's certificate; waiting mends it no more than a login."""
 
+_ADDRESS: Final = re.compile(r"ssl://(?P<host>[^\s/]+):(?P<port>\d+)/")
+_CERTIFICATE_S: Final = 2.0
+"""How long a broker may take to show its certificate."""
 _WHEN: Final = re.compile(r" \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$")
 _VAGUE: Final = re.compile(r"^\d+/\d+ brokers are down$")
 _TOOL: Final = re.compile(r"\bkafka-[a-z-]+\.sh(?= (?:--(?!bootstrap-server)|find-))")
@@ -170,7 +175,7 @@ def named_error(
         needed = f". Needed: {right}" if right else ""
         return AccessDeniedError(doing, connection.bootstrap, f"{reason}{as_user}{needed}")
     if any(words in reason for words in CERTIFICATE_REFUSED):
-        return CertificateRefusedError(doing, connection.bootstrap, refusal(reason, connection.options) or reason)
+        return CertificateRefusedError(doing, connection.bootstrap, _refusal(reason, connection.options) or reason)
     if code in UNREACHABLE:
         problem = f"could not {doing} within {round(tried_s, 1):g} s: {reason}"
         if all(_VAGUE.match(hint) for hint in hints):  # it took the connection and hung up, or does not answer at all
@@ -183,6 +188,27 @@ def named_error(
     if code == "GROUP_ID_NOT_FOUND":
         return GroupUnknownError(doing, connection.bootstrap, reason)
     return KafkaRequestError(doing, connection.bootstrap, reason)
+
+
+def _refusal(reason: str, options: Mapping[str, str]) -> str | None:
+    """Return why a certificate is refused: expired, of another name, of an unknown authority.
+
+    The client says the same of each, so the broker whose address is in its words is asked once more, with Python's TLS.
+    None: no address is named, or there is no answer, or nothing is wrong with the certificate.
+    """
+    found = _ADDRESS.search(reason)
+    if found is None:
+        return None
+    host, port = found["host"].strip("[]"), int(found["port"])
+    with suppress(OSError, ValueError):  # an authority's file that cannot be read, too
+        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
+        context.check_hostname = options.get("ssl.endpoint.identification.algorithm", "https") == "https"
+        try:
+            with socket.create_connection((host, port), _CERTIFICATE_S) as raw:
+                context.wrap_socket(raw, server_hostname=host).close()
+        except ssl.SSLCertVerificationError as error:
+            return f"certificate verify failed for {host}:{port}: {error.verify_message}"
+    return None
 
 
 def _reason(hints: Iterable[str]) -> str:

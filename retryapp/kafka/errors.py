@@ -96,18 +96,7 @@ class OwnerMismatchError(TopicMismatchError):
     remedy = "Rename the group or the main topic of one of the two handlers"
 
     def __init__(self, topic: str, owner: str, expected: str) -> None:
-        self.owner = owner
         super().__init__(topic, "owner", owner, expected, self.why)
-
-
-class OwnerUnknownError(OwnerMismatchError):
-    """A changelog has records and no owner mark. Operator action: find out whose it is; delete it, or adopt it."""
-
-    why = (
-        "its first record says whose it is, and that is gone (deleted by hand, or the topic is not ours). Look at what "
-        "it holds; if it is this handler's, 'retryapp topics create --adopt' marks it again"
-    )
-    remedy = "Look at what it holds: if it is this handler's, run 'retryapp topics create --adopt'; else rename"
 
 
 class UnreadableHeaderError(RecordError):

@@ -17,13 +17,12 @@ from typing import Final
 
 from retryapp.core.hops import Outgoing
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError
+from retryapp.kafka.errors import OwnerMismatchError
 from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_records
 
 KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
-UNMARKED: Final = "unknown (records, and no owner mark)"  # owner of a changelog that has records and no mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +64,14 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
     return None
 
 
-def owner_refusal(
-    connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool
-) -> OwnerMismatchError | None:
-    """Return why an existing changelog may not be ours; None when it is, or may become so. Reads only."""
-    owner = read_owner_mark(connection, changelog)
-    if owner is None and not adopt and next(read_topic(connection, changelog), None) is not None:
-        owner = read_owner_mark(connection, changelog)  # another worker may have marked it meanwhile
-        if owner is None:
-            return OwnerUnknownError(changelog, UNMARKED, mark.text)
-    return None if owner in (None, mark) else OwnerMismatchError(changelog, owner.text, mark.text)
-
-
-def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False) -> None:
+def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
     """Make an existing changelog topic ours, or refuse. Safe to repeat, and to run in many workers at once.
-
-    ``adopt`` takes a changelog that has records and no mark.
 
     Raises:
         OwnerMismatchError: another handler owns it.
-        OwnerUnknownError: it has records, and no mark.
     """
     owner = read_owner_mark(connection, changelog)
     if owner is None:
-        if (refusal := owner_refusal(connection, changelog, mark, adopt=adopt)) is not None:
-            raise refusal
         marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
         write_records(connection, changelog, [marked])
         owner = read_owner_mark(connection, changelog)  # of two rivals the later one refuses

@@ -30,8 +30,8 @@ from retryapp.core.topology import (
 from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps, takes_copies
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
-from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
+from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
+from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
 from retryapp.kafka.remembered import pass_on
 
 PUBLISHED_ROLE: Final = "published"
@@ -84,8 +84,6 @@ class PlanOptions:
     """Create a missing main topic, or one that handlers publish to, with so many partitions; None: that is an error."""
     allow_low_replication: bool = False
     """Accept fewer than three copies on three or more brokers. On fewer brokers nothing is asked."""
-    adopt: bool = False
-    """Take topics that have records and no owner mark."""
     downtime_ms: int = DEFAULT_DOWNTIME_MS
     """Longest time that all workers may be down, in milliseconds."""
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS
@@ -129,8 +127,7 @@ class Plan:
                 raise TopicMissingError(step.topic, self.bootstrap, step.why["partitions"])
             for found in step.problems:
                 if found.setting == OWNER:
-                    refusal = OwnerUnknownError if found.have == UNMARKED else OwnerMismatchError
-                    raise refusal(step.topic, found.have, found.want)
+                    raise OwnerMismatchError(step.topic, found.have, found.want)
                 raise TopicMismatchError(
                     step.topic, found.setting, found.have, found.want, f"{found.why}. {found.remedy}"
                 )
@@ -167,10 +164,8 @@ def plan_topics(
     steps: list[PlanStep] = []
     for topology in topologies:
         for step in plan_handler(topology, states, cluster, options):
-            if step.topic == topology.pending_changelog and step.topic in states:
-                steps.append(_with_owner(step, admin, topology, options))
-            else:
-                steps.append(step)
+            has_owner = step.topic == topology.pending_changelog and step.topic in states
+            steps.append(_with_owner(step, admin, topology) if has_owner else step)
         names = [name for name in topology.publishes if name in published]
         steps += [_published_step(topology, name, others.get(name), options) for name in names]
     steps = [_runnable(step, admin.connection) for step in steps]
@@ -300,12 +295,12 @@ def _own_step(
     )
 
 
-def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology, options: PlanOptions) -> PlanStep:
+def _with_owner(step: PlanStep, admin: KafkaAdmin, topology: HandlerTopology) -> PlanStep:
     mark = OwnerMark(topology.group, topology.main)
-    refusal = owner_refusal(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
-    if refusal is None:
+    owner = read_owner_mark(admin.connection, topology.pending_changelog)
+    if owner is None or owner == mark:
         return step
-    found = Problem(OWNER, refusal.owner, mark.text, refusal.why, refusal.remedy)
+    found = Problem(OWNER, owner.text, mark.text, OwnerMismatchError.why, OwnerMismatchError.remedy)
     return replace(step, action=Action.MISMATCH, problems=(found, *step.problems))
 
 
@@ -351,7 +346,7 @@ def ensure_topics(
             budget_s -= PAUSE_S
     for topology in topologies:
         mark = OwnerMark(topology.group, topology.main)
-        claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
+        claim_owner_mark(admin.connection, topology.pending_changelog, mark)
     return plan
 
 

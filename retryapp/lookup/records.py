@@ -255,12 +255,11 @@ def list_waiting(
     topologies: Sequence[HandlerTopology],
     *,
     partition: int | None,
-    before_ms: int | None,
     wanted: LetterFilter | None = None,
     limit: int | None,
     decoding: Decoding | None = None,
 ) -> Listed:
-    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences.
+    """Return those that fit, the next due first, and above all stopped sequences.
 
     Memory is that of the rows that fit, but for a field of values that have to be decoded.
     """
@@ -275,7 +274,6 @@ def list_waiting(
         for at, entry in _waiting(
             connection, topology, partition, lambda _, row: early is None or fits_row(early, row)
         ).items()
-        if before_ms is None or 0 < at.instant_ms < before_ms
         if late is None or fits_row(late, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)

@@ -24,14 +24,13 @@ from typing import Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
-from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps, gap_id
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
@@ -78,7 +77,6 @@ class Archive:
 
     def __init__(
         self,
-        spark: SparkSession,
         connection: KafkaConnection,
         lake: Lake,
         group: str,
@@ -86,18 +84,17 @@ class Archive:
         now_ms: Callable[[], int],
         rows_per_batch: int | None = None,
     ) -> None:
-        self._spark = spark
+        self._spark = lake.spark
         self._connection = connection
-        self._tables = Tables(spark, lake)
+        self._tables = Tables(lake)
         self._lake = lake
         self.group = group
         self._rows_per_batch = ROWS_PER_BATCH if rows_per_batch is None else rows_per_batch
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
-        facts = Facts(spark, lake)
-        self._gaps = Gaps(facts)
-        self._erasures = Erasures(facts)
-        self._holds = Holds(spark, lake)
+        self._gaps = Gaps(lake)
+        self._erasures = Erasures(lake)
+        self._holds = Holds(lake)
 
     def run_once(
         self,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from retryapp.pipeline.errors import NameUnknownError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.lake import Lake
 
 DECISIONS_TABLE: Final = "decisions"
 OPEN: Final = "open"
@@ -35,18 +36,16 @@ class Decision:
     until_ms: int | None  # ignored: until then; None: for good
 
     def holds(self, now_ms: int) -> bool:
-        """Tell whether it is in force."""
         return self.until_ms is None or now_ms < self.until_ms
 
 
 class Decisions:
     """The decisions of one lake; the last one about a cause counts."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, lake: Lake) -> None:
+        self._facts = Facts(lake)
 
     def put(self, decision: Decision) -> None:
-        """Note a decision."""
         name = f"{decision.decided_ms:013d} {decision.fingerprint} {uuid.uuid4().hex[:12]}"
         self._facts.put(DECISIONS_TABLE, name, asdict(decision))
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from retryapp.core.headers import RETRY_FIRST_FAILED_MS
 from retryapp.pipeline.facts import Facts, fact_name
+from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.schemas import struct, to_frame
 from retryapp.pipeline.tables import ERASURES_TABLE
 
@@ -37,8 +38,8 @@ class Erasure:
 class Erasures:
     """Reads and writes ``erasures``: a fact when one begins, and one when all its steps are done."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, lake: Lake) -> None:
+        self._facts = Facts(lake)
 
     def begin(self, erasure: Erasure) -> None:
         """Note that one begins: from now on no record of the key is archived that had arrived or failed until then."""

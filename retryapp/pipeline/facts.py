@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from pyspark.sql import SparkSession
-
-from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.lake import Lake
 
 _LONGEST: Final = 200  # characters of a file's name; file systems take 255 bytes, with an ending
 
@@ -21,9 +19,9 @@ _LONGEST: Final = 200  # characters of a file's name; file systems take 255 byte
 class Facts:
     """Writes and reads the facts of one lake."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+    def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._files = Files(spark, lake.uri)
+        self._files = lake.files
 
     def put(self, table: str, name: str, row: Mapping[str, Any]) -> None:
         """Write a fact, unless it is known already."""
@@ -49,7 +47,6 @@ class Facts:
             return {}
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """Return all facts of a table, by name."""
         return [row for name in self.names(table) if (row := self.get(table, name))]
 
     def _place(self, table: str, name: str) -> str:

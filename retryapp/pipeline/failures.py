@@ -66,7 +66,6 @@ def _is_of_spark(error: ConnectionError) -> bool:
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:
-    """Return our error for a failed job."""
     text = str(error)
     is_answer = "java_exception" in vars(error) or "Trace:" in text  # of errors in Java: py4j has its own, too
     if isinstance(error, ConnectionError) or (type(error).__module__ == "py4j.protocol" and not is_answer):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from retryapp.pipeline.errors import NameUnknownError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.lake import Lake
 
 GAPS_TABLE: Final = "gaps"
 _ACKNOWLEDGED: Final = "acknowledged"
@@ -18,8 +19,8 @@ SHORTER: Final = "is shorter than the archive: new records below offset {:,} are
 class Gaps:
     """The gaps of one lake: facts that stay, and a fact more for each that is acknowledged."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, lake: Lake) -> None:
+        self._facts = Facts(lake)
 
     def put(self, row: Mapping[str, Any]) -> None:
         """Note a gap; one that is found twice is one."""
@@ -60,5 +61,4 @@ def gap_text(row: Mapping[str, Any]) -> str:
 
 
 def gap_id(row: Mapping[str, Any]) -> str:
-    """Return a gap's identity."""
     return hashlib.sha256(" ".join(str(row[name]) for name in _IDENTITY).encode()).hexdigest()[:12]

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import HeldError, LakeUnusableError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import problem_of
-from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.lake import Lake
 
 ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table
 RECORDS_HOLD: Final = "records"  # held by every job that changes the table of records
@@ -39,10 +38,9 @@ OnWait = Callable[[str], None]
 class Holds:
     """The holds of one lake."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark = spark
+    def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._folder = Files(spark, lake.uri).local_folder(lake.table("holds"))
+        self._folder = lake.files.local_folder(lake.table("holds"))
 
     @contextmanager
     def take(
@@ -78,7 +76,7 @@ class Holds:
 
     def _lock(self, folder: Path, job: str) -> Any:
         """Return a file that the JVM has locked; None where another run holds it."""
-        jvm: Any = self._spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
+        jvm: Any = self._lake.spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
         with _TAKING:
             if folder in _TAKEN:
                 return None

@@ -31,6 +31,8 @@ class Lake:
 
     uri: str  # without a slash at its end
     salt: str  # put before each key that is hashed; hex
+    spark: SparkSession
+    files: Files  # of its file system
 
     def table(self, name: str) -> str:
         """Return a table's URI."""
@@ -72,7 +74,7 @@ def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> La
         facts = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": secrets.token_hex(32)}
         files.create(place, json.dumps(facts))
         mark = files.read(place)  # another process may have made it meanwhile
-    return Lake(uri, _salt(uri, mark or ""))
+    return Lake(uri, _salt(uri, mark or ""), spark, files)
 
 
 def _salt(uri: str, mark: str) -> str:
@@ -158,7 +160,6 @@ class Files:
         return Path(named.getPath()) if named.getScheme() == "file" else None
 
     def exists(self, uri: str) -> bool:
-        """Tell whether a file or folder exists."""
         with self._errors_named():
             return bool(self._system.exists(self._path(uri)))
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import SparkSession
-
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, look_up
@@ -37,9 +35,9 @@ class TopicOutlook:
         return self.ended or self.lost_offsets > 0 or bool(self.cut_off) or is_soon
 
 
-def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
+def find_outlook(lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
     """Return the outlook of each topic of a group, by name; changes nothing."""
-    look = look_up(Tables(spark, lake), admin, group)
+    look = look_up(Tables(lake), admin, group)
     ends, positions = look.ends, look.positions
     last = Positions(admin.connection).ends(list(ends), committed=False) if ends else {}
     retention_ms = retention_of(admin, [life.topic for life in look.lives])

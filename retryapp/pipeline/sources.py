@@ -48,7 +48,6 @@ def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> l
 
 
 def places_of(lives: Iterable[Life]) -> list[tuple[str, int]]:
-    """Return every topic and partition."""
     return [(life.topic, number) for life in lives for number in range(len(life.next))]
 
 

@@ -41,7 +41,6 @@ class State:
     rows: int = 0  # that its commit added
 
     def life(self, topic: str) -> Life | None:
-        """Return a topic's last known life."""
         return next((life for life in self.lives if life.topic == topic), None)
 
     def of_group(self, group: str) -> tuple[Life, ...]:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
-from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.schemas import RECORDS
 
 RECORDS_TABLE: Final = "records"
@@ -33,10 +33,9 @@ MOST_COMMITS: Final = 100  # from which a table is read by Delta, not by the fil
 class Tables:
     """The table of records of one lake, and the files beside it."""
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self.spark = spark
+    def __init__(self, lake: Lake) -> None:
         self.lake = lake
-        self.files = Files(spark, lake.uri)
+        self.files = lake.files
         self._log = f"{lake.table(RECORDS_TABLE)}/_delta_log"
         self._is_current = False
 
@@ -52,9 +51,9 @@ class Tables:
 
     def _add_properties(self, table: str) -> None:
         """Set the properties that a former version's table does not have; what somebody set stays."""
-        known = {row["key"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        known = {row["key"] for row in self.lake.spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
         if lacking := [f"'{name}' = '{value}'" for name, value in _PROPERTIES.items() if name not in known]:
-            self.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(lacking)})")
+            self.lake.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(lacking)})")
 
     def check_never_made(self) -> None:
         """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
@@ -66,11 +65,11 @@ class Tables:
 
         Delta's own ``autoCompact`` counts files in memory: in a process that found some, it rewrites after each commit.
         """
-        self.spark.sql(f"OPTIMIZE {quoted(self.lake.table(RECORDS_TABLE))}").collect()
+        self.lake.spark.sql(f"OPTIMIZE {quoted(self.lake.table(RECORDS_TABLE))}").collect()
 
     def check_shared(self) -> None:
         """Raise if the last rows are not on this machine: each worker of a cluster then wrote to a disk of its own."""
-        is_local = str(self.spark.sparkContext.master).partition("[")[0] == "local"
+        is_local = str(self.lake.spark.sparkContext.master).partition("[")[0] == "local"
         if is_local or self.files.local_folder(self.lake.uri) is None:
             return
         last = next(commit for commit in self.commits() if commit["operation"] == "WRITE")
@@ -118,7 +117,6 @@ class Tables:
         return added if all(map(self.files.exists, added)) else None
 
     def _commit(self, version: int) -> str:
-        """Return the URI of a commit."""
         return f"{self._log}/{version:020}.json"
 
     def _last_version(self) -> int:
@@ -139,11 +137,11 @@ class Tables:
     def read(self, place: Sequence[int] = ()) -> DataFrame:
         """Return the records as of a commit; of none: now. An earlier retryapp may have archived them."""
         options = {"versionAsOf": place[0]} if place else {}
-        return self.spark.read.format("delta").options(**options).load(self.lake.table(RECORDS_TABLE))
+        return self.lake.spark.read.format("delta").options(**options).load(self.lake.table(RECORDS_TABLE))
 
     def read_files(self, files: Sequence[str]) -> DataFrame:
         """Return the records in some files of the table, without their ``date``, by which the table is partitioned."""
-        return self.spark.read.schema(RECORDS).parquet(*files)
+        return self.lake.spark.read.schema(RECORDS).parquet(*files)
 
 
 def place_of(commit: Mapping[str, Any]) -> list[int]:

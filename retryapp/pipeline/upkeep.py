@@ -22,14 +22,12 @@ from datetime import date
 from functools import partial
 from typing import Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.core.headers import RETRY_ORIGIN
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
-from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.read import key_hash
@@ -59,7 +57,6 @@ class Upkeep:
 
     def __init__(
         self,
-        spark: SparkSession,
         lake: Lake,
         *,
         now_ms: Callable[[], int],
@@ -67,12 +64,12 @@ class Upkeep:
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
     ) -> None:
-        self._spark = spark
+        self._spark = lake.spark
         self._lake = lake
         self._now_ms = now_ms
-        self._erasures = Erasures(Facts(spark, lake))
-        self._take = partial(Holds(spark, lake).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
-        self._tables = Tables(spark, lake)
+        self._erasures = Erasures(lake)
+        self._take = partial(Holds(lake).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
+        self._tables = Tables(lake)
         if not self._tables.exists():
             raise TableMissingError(lake.uri)
         self._records = quoted(lake.table(RECORDS_TABLE))

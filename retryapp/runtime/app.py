@@ -228,14 +228,12 @@ class Runtime(Ownership):
             )
 
     def _change_settings(self) -> None:
-        _, given = self.app._default_options
-        options = cast("dict[str, Any]", given)
-        changed = {name: (ours, why) for name, (ours, why) in SETTINGS.items() if name not in given}
-        session_s = want_seconds(given.get("broker_session_timeout") or SETTINGS["broker_session_timeout"][0])
-        if "broker_heartbeat_interval" not in given and session_s < HEARTBEATS * HEARTBEAT_S:
-            changed["broker_heartbeat_interval"] = session_s / HEARTBEATS, "several in a session: one may be lost"
-        options.update({name: ours for name, (ours, _) in changed.items()})
-        self._changed = "; ".join(f"{name}={ours} ({why})" for name, (ours, why) in changed.items())
+        options = cast("dict[str, Any]", self.app._default_options[1])
+        for name, (ours, _) in SETTINGS.items():
+            options.setdefault(name, ours)
+        session_s = want_seconds(options["broker_session_timeout"] or SETTINGS["broker_session_timeout"][0])
+        if session_s < HEARTBEATS * HEARTBEAT_S:  # one may be lost
+            options.setdefault("broker_heartbeat_interval", session_s / HEARTBEATS)
 
     def _on_after_configured(self, _app: Any, **_kwargs: Any) -> None:
         self.app.sensors.add(self._sensor)
@@ -267,7 +265,6 @@ class Runtime(Ownership):
             if not isinstance(handler.formatter, FactsFormatter | JsonFormatter):
                 handler.setFormatter(FactsFormatter(handler.formatter))
         repeats.install()
-        logger.debug("Faust settings changed by retryapp: %s", self._changed)
         self._settings = self._client_settings()
         self._reader = TailReader(self._settings)
         self.placer = Placer(

@@ -148,7 +148,10 @@ class KafkaTransport(LaneProtocol):
         give_up_on_few_copies(producer)
         send_nothing_unannounced(producer)
         self._producer = producer
-        await producer.start()
+        try:
+            await producer.start()
+        except TransactionalIdAuthorizationFailed as exc:
+            raise RightMissingError(f"transactional id {self.place.name} may not be used", "WRITE on it") from exc
 
     @override
     def end_producer(self) -> asyncio.Task[None] | None:
@@ -218,13 +221,6 @@ class KafkaTransport(LaneProtocol):
         return {
             TopicPartition(*tp): Committed(at.offset, at.metadata or "") for tp, at in offsets.items() if at.offset >= 0
         }
-
-    @override
-    async def fence(self) -> None:
-        try:
-            await LaneProtocol.fence(self)
-        except TransactionalIdAuthorizationFailed as exc:
-            raise RightMissingError(f"transactional id {self.place.name} may not be used", "WRITE on it") from exc
 
     @override
     async def committed(self) -> Mapping[TopicPartition, int]:

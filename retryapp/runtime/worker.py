@@ -12,15 +12,21 @@ import sys
 import sysconfig
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import click
 import faust
-from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    TopicAuthorizationFailedError,
+)
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
@@ -33,11 +39,14 @@ from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, in_url, local_address
-from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
 
 FAUST_PORT = 6066
+_REFUSALS: Final = (GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError)
+"""Errors that end a worker, whose last line names them: its group does not take it."""
+_LIBRARIES: Final = ("aiokafka.", "faust.", "mode.", "retryapp.runtime.faust.", "retryapp.runtime.worker")
+"""The last ones: services of theirs. What ends the process otherwise says so in `retryapp.runtime.app`."""
 _PYTHON_THRESHOLDS = (700, 10, 10)
 _THRESHOLDS = (20_000, 15, 20)
 """Objects between two looks at the youngest, and looks between two at the older ones. In a burst of 20,000 failures the
@@ -163,6 +172,30 @@ class RetryWorker(Worker):
         await asyncio.sleep(0)  # Faust sleeps a second
 
 
+class LastLine(logging.Filter):
+    """Hides errors of the libraries about a refusal, with their tracebacks, unless the worker logs at debug level.
+
+    `crash`: what ends the worker; while it is a refusal, all that the libraries say of their stop comes of it. A topic
+    that this login may not use is named by the lane, which goes on.
+    """
+
+    def __init__(self, crash: Callable[[], BaseException | None]) -> None:
+        super().__init__()
+        self._crash = crash
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR or not record.name.startswith(_LIBRARIES):
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        is_denied = isinstance(error, TopicAuthorizationFailedError) or TopicAuthorizationFailedError in (
+            record.args or ()
+        )
+        is_named = isinstance(error, _REFUSALS) or isinstance(self._crash(), _REFUSALS)
+        hides = is_named or (is_denied and record.name.startswith("aiokafka.producer."))
+        return not hides or logging.getLogger().isEnabledFor(logging.DEBUG)
+
+
 class NamedApp(logging.Filter):
     """Has the commands that our log lines suggest name the app that this worker was started with."""
 
@@ -172,7 +205,6 @@ class NamedApp(logging.Filter):
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite a line, and show it; as a filter of `logging`."""
         if record.levelno >= logging.WARNING and record.name.startswith("retryapp"):
             record.msg, record.args = record.getMessage(), ()
             for name, value in vars(record).items():

@@ -169,7 +169,7 @@ class Operators:
             return Person(ANYONE, Role.NONE, can_log_in, host or "")
         if self.hook is not None and needs and (found := await _by_hook(self.hook, self._hooks, request)) is not None:
             return found if found.role else replace(found, can_log_in=can_log_in)
-        near = _address(request)
+        near = _ip(request.remote or "")
         if near is not None and any(near in network for network in self.proxies):
             return self._by_proxy(request.headers)
         forwarded = any(name in request.headers for name in _FORWARDED)
@@ -193,7 +193,7 @@ class Operators:
         if host is None:
             return False
         names = {*_LOOPBACK_NAMES, *self.hosts, socket.gethostname().lower(), urlsplit(url).hostname}
-        return _is_ip(host) or host in names  # no name can be made to point to an address that stands for itself
+        return bool(_ip(host)) or host in names  # no name can be made to point to an address that stands for itself
 
 
 NOBODY: Final = Operators()
@@ -231,19 +231,19 @@ def parse_operators(
     local, anyone, tokens = Role.LOOK, Role.NONE, dict[str, Person]()
     for entry in _entries(text):
         name, *rest = entry.split(":")
-        role = _ROLES.get(rest.pop()) if rest and rest[-1] in _ROLES else Role.OPERATE
-        if name == LOCAL and not rest and role:
+        role = _ROLES[rest.pop()] if rest and rest[-1] in _ROLES else Role.OPERATE
+        if name == LOCAL and not rest:
             local = role
-        elif name == ANYONE and not rest and role and ":" in entry:  # said in so many words
+        elif name == ANYONE and not rest and ":" in entry:  # said in so many words
             anyone = role
-        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0].lower()) and role:
+        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0].lower()):
             tokens[rest[0].lower()] = Person(name, role)
         else:
             expected = "expected entries with commas between them, each local, local:ROLE, anyone:ROLE, NAME:SHA256 or "
             expected += "NAME:SHA256:ROLE; ROLE is look, operate or admin, SHA256 the hash of a token in hexadecimal"
             raise InvalidSettingError("RETRYAPP_WEB_OPERATORS", "(not shown)", expected)
     names = frozenset(entry.lower() for entry in _entries(hosts))
-    if wrong := [name for name in names if not _HOST.fullmatch(name) and not _is_ip(name.strip("[]"))]:
+    if wrong := [name for name in names if not _HOST.fullmatch(name) and not _ip(name.strip("[]"))]:
         raise InvalidSettingError("RETRYAPP_WEB_HOSTS", wrong[0], "expected names of hosts, without scheme and port")
     return Operators(
         local=local,
@@ -275,17 +275,9 @@ def _host(text: str) -> str | None:
         return None
 
 
-def _is_ip(text: str) -> bool:
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _address(request: web.Request) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        found = ipaddress.ip_address(request.remote or "")
+        found = ipaddress.ip_address(text)
     except ValueError:
         return None
     return getattr(found, "ipv4_mapped", None) or found

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
@@ -23,12 +23,14 @@ from retryapp.core.record import parse_failure_id
 from retryapp.kafka import AccessDeniedError
 from retryapp.kafka.commands import reach_first, send_commands
 from retryapp.lookup.instants import parse_instant
+from retryapp.lookup.outcomes import QUEUED, Outcome, Sent, outcome_of, read_outcome
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
-from retryapp.web.errors import SOON, PageError
-from retryapp.web.outcomes import address_of, outcome_facts
+from retryapp.web.answers import LIVE_S, READ_TIMEOUT_S, Answers
+from retryapp.web.errors import SOON, PageError, not_found
 from retryapp.web.page import Page, is_browser
+from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ _Names: Final = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=
 _MOST_FIELDS: Final = 600
 _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
+_readings: Final = Turns(2)
 _AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
 _PUT_RIGHT: Final = "This is the worker's login. Once it is put right, send it again: what was obeyed is not done twice"
 
@@ -136,15 +139,40 @@ class SelectionPage(Action):
         facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}
         status = 200 if len(told) == len(commands) else 202
         as_json = not is_browser(request)
-        return await self.show(request, person, "selection.html", facts, as_json=as_json, status=status)
+        return await self.show(request, person, "told.html", facts, as_json=as_json, status=status)
 
 
-def _outcome(main: str, command: Command, told: Commanded | None, places: Places) -> Facts:
+async def outcome(answers: Answers, question: Question) -> Facts:
+    """Return whether a command is queued, obeyed or refused, asked later by the address that its answer has.
+
+    Whichever worker has its partition.
+    """
+    info = answers.get_handler_or_404(question.main)
+    partition, offset = question.at()
+    found: Outcome | None = None
+    if partition < info.partitions:
+        asked = (info.main, read_outcome, partition, offset)
+        found = await _readings.read(answers.view.on_topics, *asked, seconds=READ_TIMEOUT_S)
+    if found is None:
+        hint = "It may be older than the retention of the control topic"
+        raise not_found("no-such-command", f"no command of {info.main} at partition {partition}, offset {offset}", hint)
+    if not found.complete:
+        message = f"too many events came since to read them in {READ_TIMEOUT_S:g} s"
+        raise PageError(503, "not-read", message, "The journey of its record may say it", SOON)
+    facts = _outcome(info.main, found.sent, found.told, {found.sent.id: (partition, offset)})
+    return {"main": info.main, "verb": found.sent.verb, **facts, "live_s": LIVE_S if found.told is None else None}
+
+
+def _outcome(main: str, sent: Command | Sent, told: Commanded | None, places: Places) -> Facts:
+    """Return what a worker has said of a command, and the address that says it later; None: nothing yet."""
+    place = places.get(sent.id)
     return {
-        "failure_id": command.failure_id,
-        "command": command.id,
-        **outcome_facts(told),
-        "see": address_of(main, *places[command.id]) if command.id in places else None,
+        "failure_id": sent.failure_id,
+        "command": sent.id,
+        "outcome": outcome_of(told),
+        "refused": told and told.refused,
+        "text": QUEUED if told is None else told.text,
+        "see": place and f"{PAGES_PREFIX}/api/commands/{quote(main, safe='')}/{place[0]}/{place[1]}",
     }
 
 

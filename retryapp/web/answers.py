@@ -40,7 +40,7 @@ from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import OPEN, partition_facts, totals, web_url
+from retryapp.web.figures import OPEN, other_owners, partition_facts, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
@@ -49,10 +49,10 @@ from retryapp.web.turns import Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
-_NEAR: Final = (8, 100)
-"""Offsets in which the next newer dead letter is looked for: it is mostly one of the next, after a marker."""
+_NEAR: Final = 100
+"""Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
-"""Overview and handler are loaded again after this time."""
+"""Overview, handler and queued commands are loaded again after this time."""
 
 List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
@@ -127,7 +127,7 @@ class Answers:
                 "ready": ready,
                 "todo": sorted(todo, key=lambda each: -each["weight"]),
                 "handlers": handlers,
-                "workers": sorted({url for handler in handlers for url in handler["workers"]}),
+                "workers": sorted(set[str]().union(*map(other_owners, heres))),
                 "live_s": LIVE_S,
             }
 
@@ -143,7 +143,6 @@ class Answers:
         def facts() -> Facts:
             return {
                 "handler": self._facts_of(info, infos, group),
-                "partitions": [partition_facts(item) for item in infos],
                 "everywhere": [partition_facts(item) for item in group.partitions],
                 "causes": group.with_trends(group.causes),
                 "waiting_causes": group.with_trends(group.waiting),
@@ -155,7 +154,7 @@ class Answers:
 
     @staticmethod
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
-        return {**asdict(info), **totals(here), "group": group.totals}
+        return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
@@ -335,13 +334,9 @@ class Answers:
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = await self._content(question, topic, entries[0])
         page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
-
-        def newer(span: int) -> list[int]:
-            return [entry.row.offset for entry in page(before=offset + span, limit=span) if entry.row.offset > offset]
-
-        near = next(filter(None, map(newer, _NEAR)), [])
+        newer = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
-        beside = {"newer": min(near, default=None), "older": older[0] if older else None}
+        beside = {"newer": min(newer, default=None), "older": older[0] if older else None}
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
 
     async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:

@@ -76,19 +76,15 @@ _Lag = _model(
     "Lag", "A partition with its lag.", _Partition,
     is_here=bool, committed_offset=_Int, main_lag=_Int, due=_Int, due_is_least=bool,
 )  # fmt: skip
-_Totals = _model(
-    "Totals", "Sums over partitions.",
-    partitions_here=int, partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int,
-    as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, circuits=_Counts, workers=list[str],
-)  # fmt: skip
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
-    "Group", "Sums over all workers, and which do not answer.", _Totals, silent=list[str], rates=_Rates | None
-)
-_Handler = _model(
-    "Handler", "A handler with its sums.", _Totals,
-    **{**_of(HandlerInfo), "group": _Group},
+    "Group", "Sums over all workers, and which do not answer.",
+    partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
+    unknown_partitions=list[int], in_flight=int, silent=list[str], rates=_Rates | None,
 )  # fmt: skip
+_Handler = _model(
+    "Handler", "A handler with its sums.", **{**_of(HandlerInfo), "partitions_here": int, "group": _Group}
+)
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
 _Part = _model(
@@ -174,8 +170,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/": (
         _model(
             "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon.", _Page,
-            handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
-            waiting_causes=_many(_Cause),
+            handler=_Handler, everywhere=_many(_Partition), causes=_many(_Cause), waiting_causes=_many(_Cause),
             due=dict.__class_getitem__((str, _Due)), due_left_out=list[int],
         ),
         {},

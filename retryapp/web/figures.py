@@ -37,7 +37,7 @@ def other_owners(infos: Iterable[PartitionInfo]) -> set[str]:
 
 def partition_facts(info: PartitionInfo) -> Facts:
     """Return one line of the partition table; numbers of other workers' partitions are None."""
-    facts = {**asdict(info), "owner_url": web_url(info.owner_url), "pending_by_tier": _by_length(info.pending_by_tier)}
+    facts = {**asdict(info), "owner_url": web_url(info.owner_url)}
     if info.state != ELSEWHERE:
         return facts
     return {name: value if name in _KNOWN_ELSEWHERE else None for name, value in facts.items()}
@@ -49,47 +49,33 @@ def open_circuits(info: PartitionInfo) -> dict[str, CircuitInfo]:
     return {name: each for name, each in {"": own, **info.circuits}.items() if each.state != CLOSED}
 
 
-def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
-    """Return the sums over the partitions that are known, of this worker or of all, with the age of the oldest number.
+def totals(infos: Sequence[PartitionInfo]) -> Facts:
+    """Return the sums over the partitions of all workers that are known, with the age of the oldest number.
 
-    A sum of nothing is None: not known. Of the `whole` group, partitions of workers that have not answered are unknown.
+    A sum of nothing is None: not known. Partitions of workers that have not answered are unknown.
     """
-    here = [item for item in infos if item.state != ELSEWHERE]
-    by_tier: Counter[str] = Counter()
-    for item in here:
-        by_tier.update(item.pending_by_tier)
-    away = {web_url(item.owner_url) for item in infos if item.state == ELSEWHERE}
+    known = [item for item in infos if item.state != ELSEWHERE]
+    by_tier = sum((Counter(item.pending_by_tier) for item in known), Counter[str]())
     return {
-        "partitions_here": len(here),
-        "partitions_open": sum(item.state == OPEN for item in here),
-        "pending": known_sum(item.pending for item in here),
-        "pending_by_tier": _by_length(by_tier),
-        "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
-        "dead": known_sum(item.dead for item in here),
-        "as_of_ms": min((item.as_of_ms for item in here if item.as_of_ms is not None), default=None),
+        "partitions_open": sum(item.state == OPEN for item in known),
+        "pending": known_sum(item.pending for item in known),
+        "pending_by_tier": {tier: by_tier[tier] for tier in sorted(by_tier, key=_length)},
+        "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
+        "dead": known_sum(item.dead for item in known),
+        "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
         "unknown_partitions": [
-            item.partition
-            for item in (infos if whole else here)
-            if item.state == ELSEWHERE or item.pending is None or item.dead is None
+            item.partition for item in infos if item.state == ELSEWHERE or item.pending is None or item.dead is None
         ],
-        "in_flight": sum(item.in_flight for item in here),
-        "circuits": Counter(
-            f"{name} {each.state}".strip() for item in here for name, each in open_circuits(item).items()
-        ),
-        "workers": sorted(url for url in away if url is not None),
+        "in_flight": sum(item.in_flight for item in known),
     }
 
 
-def _by_length(by_tier: Mapping[str, int]) -> dict[str, int]:
-    """Return counts by tier, the shortest delay first; names that are no delay come last."""
-
-    def length(tier: str) -> tuple[float, str]:
-        try:
-            return parse_duration_ms(tier), tier
-        except InvalidDurationError:
-            return float("inf"), tier
-
-    return {tier: by_tier[tier] for tier in sorted(by_tier, key=length)}
+def _length(tier: str) -> tuple[float, str]:
+    """Return what sorts tiers by their delays; names that are no delay come last."""
+    try:
+        return parse_duration_ms(tier), tier
+    except InvalidDurationError:
+        return float("inf"), tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

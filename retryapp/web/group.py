@@ -35,7 +35,7 @@ class Group(NamedTuple):
     def totals(self) -> Facts:
         """What is said of all of them."""
         rates = None if self.rates is None else asdict(self.rates)
-        return {**totals(self.partitions, whole=True), "silent": self.silent, "rates": rates}
+        return {**totals(self.partitions), "silent": self.silent, "rates": rates}
 
     def with_trends(self, counts: Iterable[CauseCount]) -> list[Facts]:
         """Return causes with how often each fails lately."""

@@ -50,6 +50,10 @@ LATE_S: Final = 30
 _OF_PREVIEWS: Final = ("verb", "all", *FILTERS, "since", "until", "format", "refresh", "routed")
 _readings: Final = Turns(2)
 
+Fields = Mapping[str, str]
+Doing = tuple[Callable[[], Told], str]
+"""What does it, and the address that shows what became of it."""
+
 
 async def jobs(answers: Answers, question: Question) -> Facts:
     """Return the jobs that go on and the last ones that are over, the newest first."""
@@ -182,10 +186,7 @@ class _JobAction(Action):
             return self.respond(b"", "text/html", 303, {"Location": place})
         return await self.show(request, person, "told.html", facts, as_json=not is_browser(request))
 
-    def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
-    ) -> tuple[Callable[[], Told], str]:
-        """Return what does it, and the address that shows what became of it."""
+    def order(self, info: HandlerInfo, sent: Fields, match: Fields, words: Any, person: Person) -> Doing:
         raise NotImplementedError
 
 
@@ -196,9 +197,7 @@ class StartJob(_JobAction):
     sent = COMMANDS["/{main}/command/job"][0].model_fields
 
     @override
-    def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
-    ) -> tuple[Callable[[], Told], str]:
+    def order(self, info: HandlerInfo, sent: Fields, match: Fields, words: Any, person: Person) -> Doing:
         try:
             verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
             scope = Scope.model_validate_json(sent.get("scope", ""))
@@ -255,9 +254,7 @@ class TellJob(_JobAction):
     sent = COMMANDS["/{main}/command/job/{job}"][0].model_fields
 
     @override
-    def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
-    ) -> tuple[Callable[[], Told], str]:
+    def order(self, info: HandlerInfo, sent: Fields, match: Fields, words: Any, person: Person) -> Doing:
         verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
         if not re.fullmatch(JOB_ID, name):
             raise bad_sent("job", "the id of a job")
@@ -282,9 +279,7 @@ class TellHandler(_JobAction):
     sent = COMMANDS["/{main}/command/handler"][0].model_fields
 
     @override
-    def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
-    ) -> tuple[Callable[[], Told], str]:
+    def order(self, info: HandlerInfo, sent: Fields, match: Fields, words: Any, person: Person) -> Doing:
         verb = HANDLER_VERBS[_verb(sent, *HANDLER_VERBS)]
         circuit = sent.get("circuit", "") if verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE) else ""
         if len(circuit) > MAX_WORDS:

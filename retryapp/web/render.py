@@ -70,6 +70,7 @@ def environment() -> Environment:
     )
     for name, file in (("style", "style.css"), ("live", "live.js")):
         env.globals[name] = Markup(loader.get_source(env, file)[0])  # noqa: S704 - our own files, no facts in them
+    env.globals["parts"] = env.get_template("parts.html").module
     return env
 
 

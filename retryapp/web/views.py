@@ -18,14 +18,13 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
-from retryapp.web.actions import Action, CommandPage, Login, SelectionPage
+from retryapp.web.actions import Action, CommandPage, Login, SelectionPage, outcome
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing, chosen_of
-from retryapp.web.outcomes import outcome
 from retryapp.web.page import Ask, Page
 from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question

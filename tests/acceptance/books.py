@@ -7,15 +7,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 from harness import Evidence, Stage, Visit, Worker, wait_for
 from harness.operator import Operator, answered
 
-from retryapp.core.lifecycle import Progress, decode_event
+from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Record
 from retryapp.kafka import read_topic
+
+T = TypeVar("T")
 
 
 def named(stage: Stage, name: str) -> str:
@@ -24,8 +26,8 @@ def named(stage: Stage, name: str) -> str:
 
 
 def partitions(worker: Worker, topic: str) -> list[dict[str, Any]]:
-    """Return the rows of a handler's page of partitions; none while it does not answer."""
-    status, body = worker.get(f"/retries/{topic}/?format=json")
+    """Return the rows of a worker's own page of partitions; none while it does not answer."""
+    status, body = worker.get(f"/retries/{topic}/partitions?routed=1&format=json")
     return json.loads(body)["partitions"] if status == 200 else []
 
 
@@ -70,9 +72,13 @@ def repeating(step: Callable[[], object], every_s: float) -> Iterator[None]:
 
 def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:
     """Group visits by failure id, in order of arrival."""
-    found: defaultdict[str, list[Visit]] = defaultdict(list)
+    return grouped(visits, lambda visit: visit.failure_id)
+
+
+def grouped(visits: list[Visit], by: Callable[[Visit], T]) -> dict[T, list[Visit]]:
+    found: defaultdict[T, list[Visit]] = defaultdict(list)
     for visit in visits:
-        found[visit.failure_id].append(visit)
+        found[by(visit)].append(visit)
     return found
 
 
@@ -131,10 +137,9 @@ def check_counts(evidence: Evidence) -> None:
     All workers must have stopped: they write what they have counted when a partition leaves them.
     """
     topology = evidence.topology
-    events = [decode_event(record.value or b"") for record in evidence.records(topology.events)]
     records, retries = evidence.records(topology.main), evidence.retries()
     for number, committed in evidence.committed(topology.main).items():
-        ranges = [event for event in events if isinstance(event, Progress) and event.partition == number]
+        ranges = [event for event in evidence.events(Progress) if event.partition == number]
         offsets = [record.offset for record in records if record.partition == number]
         failed = {m.origin.offset for _, m in retries if m.origin.partition == number}
         assert [event.from_offset for event in ranges] == [0, *(event.to_offset for event in ranges[:-1])]

@@ -51,7 +51,7 @@ def test_restart_in_mid_run(stage: Stage, own_broker: Broker) -> None:
     own_broker.kill()
     own_broker.start()
     load(stage, topic, 400)
-    stage.wait_settled(topic, timeout_s=90, ledger=False)
+    stage.evidence(topic).wait_settled(timeout_s=90)
     copied = dropped_markers(own_broker, stage.group) > 0
     problems = take_ledger(stage.connection, stage.topology(topic)).problems
     assert {problem.fault for problem in problems} <= ({Fault.TWICE, Fault.AHEAD, Fault.COUNTS} if copied else set())

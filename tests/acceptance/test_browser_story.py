@@ -10,10 +10,6 @@ from collections import defaultdict
 import pytest
 from harness import Answer, HandlerSpec, Stage, wait_for
 from harness.browser import open_browser
-from harness.evidence import Evidence
-
-from retryapp.core.topology import HandlerTopology
-from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(300)]
 OF_LEDGER, PARTITIONS, RECORDS = 700, 3, 2_000
@@ -46,7 +42,7 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         stage.produce(topic, [{"id": n} for n in range(RECORDS)], PARTITIONS)
         stage.produce(topic, [{"id": RECORDS + n, "waits": "1h"} for n in range(2)], PARTITIONS)
         workers = [stage.worker(f"worker{n}", env={"RETRYAPP_WEB_OPERATORS": "local"}) for n in (1, 2)]
-        evidence = Evidence(stage.connection, HandlerTopology(stage.group, topic))
+        evidence = stage.evidence(topic)
         wait_for(lambda: len(evidence.records(evidence.topology.dlq)) == RECORDS, "all are dead", timeout_s=120)
         wait_for(lambda: evidence.waiting() == 2, "two wait")
         mended.set()
@@ -124,7 +120,5 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
     assert sum(taken.values()) == OF_LEDGER + 1
     assert max(taken.values()) == 1, "none twice, by the service's own log"
     assert all(len(each) == 1 for each in keys.values()), "a replay has the key of the first attempt"
-    ledger = take_ledger(stage.connection, evidence.topology)
-    assert ledger.problems == (), ledger.problems
-    total = ledger.total
+    total = evidence.balance()
     assert (total.received, total.done, total.dead, total.pending, total.lost) == (2_002, 701, 1_300, 1, 0)

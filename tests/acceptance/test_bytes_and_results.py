@@ -7,11 +7,11 @@ import os
 import random
 import time
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from acceptance.books import named, results
+from acceptance.books import grouped, named, results
 from acceptance.damage import CODECS, DAMAGED, NO_ROW, codecs_in, damage, damage_rows, segment_of
 from confluent_kafka import Producer
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
@@ -20,7 +20,7 @@ from harness.service import fail_first
 
 from retryapp.broker.config import log_dir
 from retryapp.core.hops import restore
-from retryapp.core.lifecycle import Skipped, decode_event
+from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, read_topic
 
@@ -113,9 +113,7 @@ def test_bytes_headers_and_time_are_untouched(house: Stage) -> None:
         operator.publish(topic, value, key=key, partition=1, headers=list(headers), timestamp=OLD_MS + number)
     letters = wait_for(lambda: (found := evidence.dead())[len(SENT) - 1 :] and found, "all are dead")
     house.wait_settled(topic)
-    visits: dict[int, list[Visit]] = defaultdict(list)
-    for visit in house.service.of(topic):
-        visits[int(visit.failure_id.rsplit("/", 1)[1])].append(visit)
+    visits = grouped(house.service.of(topic), lambda visit: int(visit.failure_id.rsplit("/", 1)[1]))
     assert len(letters) == len(SENT)
     for letter, metadata in letters:
         number = metadata.origin.offset
@@ -140,7 +138,7 @@ def test_damaged_metadata_is_a_dead_letter(house: Stage) -> None:
     wait_for(lambda: len(evidence.dead()) >= len(DAMAGED), "all are dead")
     house.produce(topic, [{"id": "behind", "fail": 1}])
     wait_for(lambda: "behind" in house.service.done(topic), "rows still come")
-    house.wait_settled(topic, ledger=False)
+    evidence.wait_settled()
     letters = evidence.dead()
     assert Counter((letter.key, letter.value) for letter, _ in letters) == Counter(
         (None, NO_ROW) if key == NO_ROW else (key, b"kept") for key in DAMAGED
@@ -299,6 +297,5 @@ def test_an_event_that_was_sent_several_times_is_handled_once(house: Stage) -> N
     send(*range(20))
     house.wait_settled(topic)
     assert len({(visit.facts["id"], visit.failure_id) for visit in house.service.of(topic)}) == 20
-    events = [decode_event(record.value or b"") for record in evidence.records(evidence.topology.events)]
-    skipped = [event.failure_id for event in events if isinstance(event, Skipped)]
+    skipped = [event.failure_id for event in evidence.events(Skipped)]
     assert len(skipped) == len(set(skipped)) == 60

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
-from acceptance.books import by_record, check_times, named
+from acceptance.books import by_record, check_times, grouped, named
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
@@ -138,9 +138,10 @@ def test_tries_in_place_come_before_waits_and_keep_the_order_of_a_key(house: Sta
     facts = [{"id": 0, "key": "a", "fail": 9}, {"id": 1, "key": "a"}, {"id": 2, "key": "b", "tries": 1}]
     house.produce(topic, facts, 1)
     house.wait_settled(topic)
-    calls: defaultdict[bytes | None, list[tuple[int, int, int]]] = defaultdict(list)
-    for visit in house.service.of(topic):
-        calls[visit.key].append((visit.facts["id"], visit.attempt, visit.hot_attempt))
+    calls = {
+        key: [(visit.facts["id"], visit.attempt, visit.hot_attempt) for visit in visits]
+        for key, visits in grouped(house.service.of(topic), lambda visit: visit.key).items()
+    }
     tries = [(0, attempt, number) for attempt in (1, 2) for number in (1, 2, 3)]
     assert calls == {b"a": [*tries, (1, 1, 1)], b"b": [(2, 1, 1), (2, 1, 2)]}
     evidence = house.evidence(topic)

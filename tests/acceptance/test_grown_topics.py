@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
+from collections.abc import Iterable
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -20,11 +20,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 NOTICED_S = 30
 
 
-def partitions(worker: Worker) -> list[float]:
-    """Return how many partitions a worker sees, and how many of its lanes are open."""
-    text = worker.get("/retries/metrics")[1]
-    names = ("retryapp_partitions", "retryapp_lanes_open")
-    return [float(m.group(1)) for name in names if (m := re.search(rf"^{name}\{{[^}}]*}} (\S+)", text, re.MULTILINE))]
+def all_series(workers: Iterable[Worker], metric: str) -> list[float]:
+    return [value for worker in workers for value in worker.series(metric).values()]
 
 
 def test_partitions_added_to_the_main_topic_are_missed_until_ours_have_them_and_lose_nothing(stage: Stage) -> None:
@@ -45,7 +42,7 @@ def test_partitions_added_to_the_main_topic_are_missed_until_ours_have_them_and_
     for worker in workers:
         wait_for(lambda w=worker: w.get("/retries/ready")[0] == 503, "unready", timeout_s=NOTICED_S)
     assert time.monotonic() - began_s < NOTICED_S
-    wait_for(lambda: all(partitions(worker)[0] == 5 for worker in workers), "all partitions count")
+    wait_for(lambda: all_series(workers, "retryapp_partitions") == [5, 5], "all partitions count")
     stage.produce(main, [{"id": f"b{n}", "fail": n % 2} for n in range(20)], partitions=5)
     old = {f"b{n}" for n in range(20) if (n + 1) % 5 < 2}
     wait_for(lambda: old <= {v.facts["id"] for v in stage.service.of(main)}, "partitions that were open stay open")
@@ -60,7 +57,7 @@ def test_partitions_added_to_the_main_topic_are_missed_until_ours_have_them_and_
     wait_for(grow.ended, "the command ends")
     assert grow.exit_code == 0
     wait_for(
-        lambda: sum(partitions(worker)[1] for worker in workers) == 5, "all lanes are open", timeout_s=NOTICED_S + 15
+        lambda: sum(all_series(workers, "retryapp_lanes_open")) == 5, "all lanes are open", timeout_s=NOTICED_S + 15
     )
     for worker in workers:
         worker.wait_ready()

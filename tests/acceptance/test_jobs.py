@@ -9,12 +9,9 @@ from collections import Counter
 
 import pytest
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
-from harness.evidence import Evidence
 from harness.terminal import begin, retryapp
 
 from retryapp.core.record import idempotency_key
-from retryapp.core.topology import HandlerTopology
-from retryapp.ledger import take_ledger
 from retryapp.lookup.handler_jobs import HandlerJobs
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -38,8 +35,7 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     stage.service.rule = rule
     stage.produce(topic, [{"id": n} for n in range(600)])
     first = stage.worker("killed")
-    topology = HandlerTopology(stage.group, topic)
-    evidence = Evidence(stage.connection, topology)
+    topology, evidence = stage.topology(topic), stage.evidence(topic)
     wait_for(lambda: len(evidence.records(topology.dlq)) == 600, "all are dead", timeout_s=90)
     app = ("-A", "app")
     code, said = retryapp(stage, "dead", "replay", *app, "--all", "--preview")
@@ -76,9 +72,8 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     assert len(twice) <= 10, "only what ran when the worker was killed runs again"
     assert all(visit.idempotency_key == idempotency_key(visit.failure_id) for visit in stage.service.visits)
     assert {tried[name] for name in again} == {1}
-    ledger = take_ledger(stage.connection, topology)
-    assert ledger.problems == (), ledger.problems
-    assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (600, 200, 400, 0)
+    total = evidence.balance()
+    assert (total.received, total.done, total.dead, total.lost) == (600, 200, 400, 0)
     code, said = retryapp(stage, "dead", "replay", *app, "--cause", cause["cause_id"], "--preview")
     assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 200})
     jobs = HandlerJobs(stage.connection, topology, SystemClock().wall_ms)  # as a program has them

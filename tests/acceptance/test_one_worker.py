@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,14 +115,10 @@ def test_pages_of_a_running_worker(house: Stage) -> None:
     assert status == 200
     assert all(topic in index for topic in house.handlers)
     assert worker.get("/table/")[0] == 404
-    status, metrics = worker.get("/retries/metrics")
-    assert status == 200
     orders = named(house, "orders")
-    found = re.search(rf'retryapp_dead_letters\{{handler="{orders}"\}} (\S+)', metrics)
-    assert found is not None, metrics
-    assert float(found.group(1)) == len(house.evidence(orders).records(house.topology(orders).dlq))
-    open_lanes = re.findall(r"retryapp_lanes_open\{handler=\"[^\"]+\"\} (\S+)", metrics)
-    assert [float(n) for n in open_lanes] == [2.0] * len(house.handlers)
+    dead = house.evidence(orders).records(house.topology(orders).dlq)
+    assert worker.series("retryapp_dead_letters")[f'handler="{orders}"'] == len(dead)
+    assert [*worker.series("retryapp_lanes_open").values()] == [2.0] * len(house.handlers)
 
 
 def test_stop_and_start_again(house: Stage) -> None:
@@ -145,7 +140,7 @@ def test_stop_and_start_again(house: Stage) -> None:
     again = house.worker("again")
     ready_ms = time.time_ns() // 1_000_000
     page: dict[str, Any] = json.loads(again.get(f"/retries/{slow}/?format=json")[1])
-    assert waiting == sum(int(p["pending"]) for p in page["partitions"]), page
+    assert waiting == sum(int(p["pending"]) for p in page["everywhere"]), page
     assert evidence.waiting() == waiting
     assert not [v for v in house.service.of(slow) if v.attempt > 1]
     wait_for(lambda: house.service.done(last) == {"last"}, "the last record came to the second worker")

@@ -24,7 +24,7 @@ def test_a_lost_store_is_rebuilt_from_the_floor(stage: Stage, tmp_path: Path) ->
     first = stage.worker()
     for begin in range(0, 300, 100):
         stage.produce(topic, [{"id": n, "fail": 1} for n in range(begin, begin + 100)], 1)
-        stage.wait_settled(topic, ledger=False)
+        stage.evidence(topic).wait_settled()
     stage.produce(topic, [{"id": n, "fail": 1} for n in range(300, 340)], 1)
     wait_for(lambda: stage.evidence(topic).waiting() == 40, "all wait")
     first.kill()

@@ -15,7 +15,6 @@ from harness.operator import Operator
 
 from retryapp.core.redelivery import RETRY_REDELIVERY
 from retryapp.kafka import read_topic
-from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(150)]
 
@@ -60,7 +59,7 @@ def test_groups_of_one_topic_do_not_see_each_others_retries(bootstrap: str, make
         assert attempts == expected
         again = sum(len(each) - 1 for each in expected.values()) if stage is not third else 0
         assert sum(name.startswith(stage.group) for name in published) == again
-        total = take_ledger(stage.connection, stage.topology(topic)).total
+        total = stage.evidence(topic).balance()
         assert (total.received, total.done, total.copies) == (RECORDS, RECORDS, len(published))
 
 

@@ -9,21 +9,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from harness import HandlerSpec, Stage, wait_for
+from harness.operator import Operator
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
 LIMIT, PARTITIONS = 2_000, 1
-
-
-def limit(stage: Stage, topic: str, value: int) -> None:
-    """Change `max.message.bytes` of a topic."""
-    entry = ConfigEntry("max.message.bytes", str(value), incremental_operation=AlterConfigOpType.SET)
-    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap})  # has to outlive the answer
-    for changed in admin.incremental_alter_configs([wanted]).values():
-        changed.result(20)
 
 
 def test_a_dead_letter_that_is_too_large_for_its_topic_waits_alone(stage: Stage) -> None:
@@ -31,10 +22,10 @@ def test_a_dead_letter_that_is_too_large_for_its_topic_waits_alone(stage: Stage)
     topic = stage.main_topic(partitions=PARTITIONS)
     stage.program(HandlerSpec(topic=topic, policy="500ms"), partitions=PARTITIONS)
     worker, evidence = stage.worker(), stage.evidence(topic)
-    dlq = stage.topology(topic).dlq
+    dlq, operator = stage.topology(topic).dlq, Operator(stage.bootstrap)
     stage.produce(topic, [{"id": "first"}], PARTITIONS)
     wait_for(lambda: evidence.unsettled() == 0, "the first is settled")
-    limit(stage, dlq, LIMIT)
+    operator.configure(dlq, "max.message.bytes", str(LIMIT))
     bad = {"id": "bad", "reject": 1, "filling": os.urandom(4 * LIMIT).hex()}
     stage.produce(topic, [{"id": n, "fail": n % 2} for n in range(10)], PARTITIONS)
     stage.produce(topic, [bad, *({"id": n} for n in range(10, 20))], PARTITIONS)
@@ -51,7 +42,7 @@ def test_a_dead_letter_that_is_too_large_for_its_topic_waits_alone(stage: Stage)
     (line,) = [line for line in worker.log.splitlines() if "retryapp.hand_off_refused" in line]
     assert f"the topic at most {LIMIT} (max.message.bytes)" in line
     assert "offset=11" in line
-    limit(stage, dlq, 1_114_124)
+    operator.configure(dlq, "max.message.bytes", "1114124")
     wait_for(lambda: [value["id"] for value in _dead(stage, topic)] == ["bad"], "it is a dead letter")
     stage.wait_settled(topic)
     assert worker.get("/retries/ready")[0] == 200

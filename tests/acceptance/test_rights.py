@@ -71,7 +71,7 @@ def test_a_topic_that_may_not_be_read_for_a_while(stage: Stage) -> None:
         assert worker.ended() is False
     wait_for(lambda: stage.service.done(orders) == set(range(9)), "goes on by itself")
     for topic in (orders, invoices):
-        stage.wait_settled(topic, ledger=True)
+        stage.wait_settled(topic)
     assert "plan --acls" in worker.log
     assert "Crashed reason" not in worker.log
     assert "Traceback" not in worker.log
@@ -93,7 +93,7 @@ def test_a_group_that_may_not_be_joined_any_more(stage: Stage) -> None:
     stage.produce(orders, [{"id": n, "fail": n % 2} for n in range(4)])
     again = stage.worker()
     wait_for(lambda: stage.service.done(orders) == set(range(4)), "all are done")
-    stage.wait_settled(orders, ledger=True)
+    stage.wait_settled(orders)
     assert again.stop() == 0
 
 

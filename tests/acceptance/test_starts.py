@@ -38,7 +38,8 @@ def test_a_start_says_what_matters_in_a_few_lines(stage: Stage) -> None:
 def test_log_lines_are_json_on_request_and_metrics_have_a_port(stage: Stage) -> None:
     """Each line is an object with the facts of its event, also that of a failure; without pages there are metrics."""
     (port,) = free_ports(1)
-    worker = start(stage, "--log-format", "json", "--without-web", "--metrics-port", str(port))
+    stage.env["RETRYAPP_LOG_FORMAT"] = "json"
+    worker = start(stage, "--without-web", "--metrics-port", str(port))
     (topic,) = stage.handlers
     stage.produce(topic, [{"id": 1, "fail": 9}])
     wait_for(lambda: "retryapp.new_cause" in worker.log, "the failure is logged")

@@ -43,7 +43,7 @@ def test_a_worker_whose_broker_does_not_answer_shows_what_it_knew_last(cache_dir
         worker.wait_ready(90)
         handler = handler_of(worker)
         assert (handler["pending"], handler["as_of_ms"]) == (RECORDS, None)
-        assert sum(gauges(worker, "pending_records").values()) == RECORDS
+        assert sum(worker.series("retryapp_pending_records").values()) == RECORDS
         worker.wait_for_line(r"A broker answers again: before, broker \S+ has not answered for \d+ s")
 
 
@@ -57,7 +57,7 @@ def while_silent(stage: Stage, worker: Worker, broker: Broker) -> None:
     (figures,) = top(stage, "-A", "app")["handlers"]
     assert figures["pending"] == RECORDS, "the broker cannot name the group's hosts: it looks on this machine"
     silent_s = time.monotonic() - stopped_s
-    (seconds,) = gauges(worker, "broker_silent_seconds").values()
+    (seconds,) = worker.series("retryapp_broker_silent_seconds").values()
     assert silent_s - 3 < seconds < silent_s + 3
     lines = [line for line in worker.log[log_chars:].splitlines() if "[WARNING]" in line or "[ERROR]" in line]
     assert len([line for line in lines if f"broker {broker.bootstrap} has not answered for" in line]) == 1, lines
@@ -75,8 +75,8 @@ def shows_what_it_knew(stage: Stage, worker: Worker, broker: Broker) -> None:
     assert (handler["pending"], handler["dead"], handler["unknown_partitions"]) == (RECORDS, 0, [])
     assert handler["as_of_ms"] is not None
     assert said.search(worker.get("/retries/")[1])
-    assert gauges(worker, "pending_records") == gauges(worker, "dead_letters") == {}
-    assert list(gauges(worker, "unknown_partitions").values()) == [2]
+    assert worker.series("retryapp_pending_records") == worker.series("retryapp_dead_letters") == {}
+    assert [*worker.series("retryapp_unknown_partitions").values()] == [2]
     shown = top(stage, "--url", worker.url)
     (figures,) = shown["handlers"]
     assert (figures["pending"], figures["as_of_ms"]) == (RECORDS, handler["as_of_ms"])
@@ -92,13 +92,8 @@ def pause(broker: Broker, number: signal.Signals) -> None:
 def handler_of(worker: Worker) -> dict[str, Any]:
     """Return the totals of its handler, as its first page has them."""
     (handler,) = json.loads(worker.get("/retries/?format=json")[1])["handlers"]
-    found: dict[str, Any] = handler
+    found: dict[str, Any] = handler["group"]
     return found
-
-
-def gauges(worker: Worker, name: str) -> dict[str, float]:
-    lines = [line.rsplit(" ", 1) for line in worker.get("/retries/metrics")[1].splitlines()]
-    return {series: float(value) for series, value in lines if re.match(rf"retryapp_{name}(\{{|$)", series)}
 
 
 def top(stage: Stage, *place: str) -> Any:

@@ -36,7 +36,6 @@ FROM_LOST_COMMITS = {Fault.GAP}
 
 
 def now_ms() -> int:
-    """Return the time of this machine, epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -158,14 +157,8 @@ class Act:
     ) -> None:
         """Publish one record, and note what has to become of it once the broker has it.
 
-        Args:
-            facts: the value, as JSON; else `value` is it.
-            fate: `done`, `dead`, `waiting` or `any`.
-            reasons: why it may be dead; any reason where empty.
-            value: of the record, without `facts`.
-            key: of the record.
-            headers: of the record.
-            producer: one of the caller's own.
+        `facts` are its value, as JSON; without them `value` is. `fate` is `done`, `dead`, `waiting` or `any`; `reasons`
+        say why it may be dead, empty: any.
         """
         name, at_ms = f"r{self.published}", now_ms()
         number = self.published % self.partitions

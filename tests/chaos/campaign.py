@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import shutil
-import subprocess
 import time
 import traceback
 from collections import Counter
@@ -18,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import code_version
 from chaos.act import Act
 from chaos.disks import small_disk
 from chaos.eyes import injections, lines
@@ -45,25 +45,13 @@ class Round:
 def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:
     """Name all rounds, a round of each fault in turn, so that a campaign that is cut short has some of each.
 
-    Args:
-        faults: which.
-        seed: of the campaign; each round's follows from it.
-        times: how often to do all of it; a part of it where less than 1.
+    `times`: how often to do all of it; a part of it where less than 1.
     """
     columns = [[(fault, n) for n in range(max(1, round(fault.rounds * times)))] for fault in faults]
     for row in zip_longest(*columns):
         for fault, number in filter(None, row):
             digest = hashlib.sha256(f"{seed}/{fault.id}/{number}".encode()).digest()
             yield Round(fault, number, int.from_bytes(digest[:6], "big"))
-
-
-def code_version() -> str:
-    """Return the commit under test, with "-dirty" where files differ from it; without git, or a repository, nothing."""
-    git = shutil.which("git")
-    if git is None:
-        return ""
-    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @dataclass(slots=True)
@@ -83,11 +71,7 @@ class Campaign:
     def run(self, left: Sequence[Round], jobs: int, until_s: float, begun: Callable[[str], None]) -> Iterator[Result]:
         """Run rounds, several at a time; yield each result as it is there, and log it.
 
-        Args:
-            left: rounds to run.
-            jobs: how many groups at a time.
-            until_s: no round begins after this, on the monotonic clock.
-            begun: called with the key of a round that begins.
+        None begins after `until_s`, on the monotonic clock; `begun` is called with the key of each.
         """
         todo = iter(left)
         running: set[Future[Result]] = set()

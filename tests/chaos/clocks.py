@@ -43,7 +43,6 @@ JUMPS_S = {
 
 
 def set_clock(file: Path, ahead_s: float) -> None:
-    """Say how far a machine's clock is off, in seconds."""
     partial = file.with_suffix(".new")
     partial.write_text(str(int(ahead_s * 1e9)))
     partial.replace(file)
@@ -75,7 +74,6 @@ class Machines:
                 self._act.cast[number] = self._start(number)
 
     def mend(self) -> None:
-        """Set both clocks right."""
         for file in self.clocks:
             set_clock(file, 0)
 

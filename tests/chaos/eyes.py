@@ -1,6 +1,6 @@
 """The verifier's own eyes: topics and offsets, read with a plain client. Nothing here comes from retryapp.
 
-What it knows of the format is what `docs/headers.md` and `docs/topics.md` promise to any reader. Bytes are compared in
+What it knows of the format is what `docs/how-it-works.md` promises to any reader. Bytes are compared in
 the form that the logs have: base64 text.
 """
 
@@ -140,9 +140,7 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int) -> dict[i
 def look(facts: dict[str, Any]) -> Told:
     """Read every topic of a round.
 
-    Args:
-        facts: the round: `bootstrap`, `group`, `main`, `partitions`, and `retry`, `dlq`, `events`,
-            `changelog`, each the name of a topic.
+    `facts`: its `bootstrap`, `group`, `main`, `partitions`, and the topics `retry`, `dlq`, `events`, `changelog`.
     """
     bootstrap = facts["bootstrap"]
     copies: list[Copy] = []

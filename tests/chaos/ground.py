@@ -40,14 +40,13 @@ class Ground:
         folder: Path,
         *,
         links: int = 0,
-        heap_mb: int = 768,
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         plain, controller, *ports = free_ports(2 + 2 * links)
         pairs = list(zip(ports[:links], ports[links:], strict=True))
         listeners = _listeners(plain, controller, pairs)
         self.broker = Broker(
-            cache_dir, port=plain, data=folder, heap_mb=heap_mb, settings={**SETTINGS, **listeners, **settings}
+            cache_dir, port=plain, data=folder, heap_mb=768, settings={**SETTINGS, **listeners, **settings}
         )
         self._links = [Link(front, behind) for front, behind in pairs]
         self._free: queue.SimpleQueue[Link] = queue.SimpleQueue()

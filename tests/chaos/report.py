@@ -63,7 +63,6 @@ def _sum(mine: Sequence[Result]) -> dict[str, Any]:
 
 
 def _failure(result: Result) -> str:
-    """Say in a line why a round did not pass."""
     if "error" in result:
         return f"{result['key']}: {result['error'].strip().splitlines()[-1]}"
     broken = ("lost", "wrong", "early", "over_policy", "altered", "leftover")
@@ -116,7 +115,7 @@ def publish(folder: Path) -> None:
     conditions = {
         **describe(),
         "Kafka": kafka_jars().version,
-        "commit of the code": ", ".join(sorted({result.get("code") or "unknown" for result in results})),
+        "commit of the code": ", ".join(sorted({result["code"] for result in results})),
         "seed": json.loads((folder / "run.json").read_text())["seed"],
         "finished": datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC).strftime("%Y-%m-%d"),
         "session time-out of the workers": f"{SESSION_S:g} s",

@@ -9,70 +9,43 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewPartitions,
     ResourcePatternType,
     ResourceType,
 )
 from harness import wait_for
+from harness.operator import Operator, answered
 
 from chaos.act import Act
 from chaos.eyes import ROW_IDENTITY_BYTES, committed, read
+from retryapp.kafka import KafkaAdmin
 
 ASK_S = 30.0
 
 
-def _admin(act: Act, request: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> None:
-    admin = AdminClient({"bootstrap.servers": act.ground.bootstrap})
-    for future in request(admin).values():
-        future.result(ASK_S)
-
-
-def _configure(act: Act, topic: str, **settings: str) -> None:
-    """Set topic settings; an empty text takes one back."""
-    entries = [
-        ConfigEntry(
-            name.replace("_", "."),
-            text,
-            incremental_operation=AlterConfigOpType.SET if text else AlterConfigOpType.DELETE,
-        )
-        for name, text in settings.items()
-    ]
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    _admin(act, lambda admin: admin.incremental_alter_configs([resource]))
-
-
-def _delete_before(act: Act, topic: str, offsets: dict[int, int]) -> None:
-    places = [TopicPartition(topic, number, offset) for number, offset in offsets.items() if offset > 0]
-    if places:
-        _admin(act, lambda admin: admin.delete_records(places))
+def _delete_before(operator: Operator, topic: str, offsets: dict[int, int]) -> None:
+    for number, offset in offsets.items():
+        if offset > 0:
+            operator.delete_records(topic, number, offset)
 
 
 def _ends(act: Act, topic: str) -> dict[int, int]:
-    consumer = Consumer({"bootstrap.servers": act.ground.bootstrap, "group.id": "ends"})
-    try:
-        return {n: consumer.get_watermark_offsets(TopicPartition(topic, n), ASK_S)[1] for n in range(act.partitions)}
-    finally:
-        consumer.close()
+    return {number: kept.stop for number, kept in KafkaAdmin(act.stage.connection).offsets(topic).items()}
 
 
 def shrink_changelog(act: Act, times: int) -> None:
     """F9: the changelog is truncated behind its last live row, or compacted to the bone, and a worker recovers."""
     act.raise_curtain(1)
-    changelog = act.stage.topology(act.topic).pending_changelog
+    changelog, operator = act.stage.topology(act.topic).pending_changelog, Operator(act.ground.bootstrap)
     for number in range(act.some(times)):
         act.publish(24)
         kind = act.rng.choice(("truncated while nothing waits", "compacted", "truncated behind what waits"))
@@ -82,13 +55,14 @@ def shrink_changelog(act: Act, times: int) -> None:
             act.busy(12)
         with act.fault(f"changelog {kind}"):
             if kind == "compacted":
-                _configure(act, changelog, segment_ms="200", min_cleanable_dirty_ratio="0.001")
+                operator.configure(changelog, "segment.ms", "200")
+                operator.configure(changelog, "min.cleanable.dirty.ratio", "0.001")
                 act.publish(24)
                 act.pause(1.0, 4.0)
             else:
-                _configure(act, changelog, cleanup_policy="compact,delete")  # Kafka refuses to cut what only compacts
-                _delete_before(act, changelog, _behind_live(act, changelog))
-                _configure(act, changelog, cleanup_policy="compact")
+                operator.configure(changelog, "cleanup.policy", "compact,delete")  # else Kafka refuses to cut it
+                _delete_before(operator, changelog, _behind_live(act, changelog))
+                operator.configure(changelog, "cleanup.policy", "compact")
             act.cast[0].kill()
             if act.rng.random() < 0.6:
                 act.app_options = {"datadir": str(act.folder / f"data{number}")}
@@ -118,14 +92,15 @@ def expire(act: Act, times: int) -> None:
     """F10: retention deletes the retry topic, and of the main topic what the group has passed, while records wait."""
     act.truncated = True
     act.raise_curtain(1)
-    topology = act.stage.topology(act.topic)
+    operator = Operator(act.ground.bootstrap)
+    (retry,) = act.stage.topology(act.topic).retry_topics
     for number in act.turns(times, 1, 24, 12):
         with act.fault("expired: main"):
-            _delete_before(act, act.topic, committed(act.ground.bootstrap, act.stage.group, act.topic, act.partitions))
+            passed = committed(operator.bootstrap, act.stage.group, act.topic, act.partitions)
+            _delete_before(operator, act.topic, passed)
         if number % 2:
-            (retry,) = topology.retry_topics
             with act.fault("expired: retry"):
-                _delete_before(act, retry, _ends(act, retry))
+                _delete_before(operator, retry, _ends(act, retry))
         act.kill_sometimes(0.4)
 
 
@@ -151,11 +126,13 @@ def grow(act: Act, times: int) -> None:
 
 def _grow(act: Act, topics: Sequence[str]) -> None:
     count = act.partitions + (1 if act.topic in topics else 0)
-    _admin(act, lambda admin: admin.create_partitions([NewPartitions(topic, count) for topic in topics]))
+    admin = Operator(act.ground.bootstrap).admin  # one that nothing names has no answers
+    answered(admin.create_partitions([NewPartitions(topic, count) for topic in topics]))
 
 
 def take_rights(act: Act, times: int) -> None:
     """F19: the right to a topic, to the group or to transactions is taken away for some seconds."""
+    admin = Operator(act.ground.bootstrap).admin
     act.raise_curtain(1)
     for _ in act.turns(times, 1, 16, 2, revive=True):
         what, where, name = act.rng.choice(_rights(act))
@@ -164,9 +141,9 @@ def take_rights(act: Act, times: int) -> None:
             where, name, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
         )
         with act.fault(f"no right to {what}"):
-            _admin(act, lambda admin, acls=acls: admin.create_acls(acls))
+            answered(admin.create_acls(acls))
             act.pause(1.0, 5.0)
-            _admin(act, lambda admin, every=every: admin.delete_acls([every]))
+            answered(admin.delete_acls([every]))
         act.revive(1)
 
 

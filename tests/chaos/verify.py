@@ -77,13 +77,8 @@ def judge(
 ) -> Verdict:
     """Compare what was published with what was run and with what the topics say at rest.
 
-    Args:
-        facts: `waits_ms` of the policy, `single`, `truncated`, whether retry records were deleted by a fault, and
-            `unheard`, whether attempts may have failed before they reached the service.
-        published: the input.
-        ran: the deliveries.
-        done_to: the faults.
-        told: the topics.
+    `facts`: `waits_ms` of the policy, `single`, `truncated`, whether retry records were deleted by a fault, and
+    `unheard`, whether attempts may have failed before they reached the service.
     """
     verdict = Verdict(records=len(published), runs=len(ran), single=facts["single"])
     ours = [copy for injection in done_to for copy in injection.copies]
@@ -233,7 +228,6 @@ def _durable(ran: list[Run], copies: list[Copy]) -> dict[tuple[Place, int], int]
 
 
 def main(folder: Path) -> int:
-    """Judge one round; print the verdict."""
     facts = json.loads((folder / "round.json").read_text())
     verdict = judge(facts, inputs(folder), runs(folder), injections(folder), look(facts))
     sys.stdout.write(json.dumps(verdict.as_dict()) + "\n")

@@ -1,12 +1,10 @@
-"""Documents and their code blocks, command lines that are parsed by what they start, the scripts of ``tools/``."""
+"""Documents and their code blocks, command lines that are parsed by what they start."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import click
 
@@ -55,13 +53,3 @@ def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
 def assert_parses(command: list[str]) -> None:
     found, rest = resolve(command)
     found.make_context("test", list(rest), resilient_parsing=False)
-
-
-def load_tool(name: str) -> ModuleType:
-    """Import a script of ``tools/``."""
-    spec = importlib.util.spec_from_file_location(f"{name}_tool", ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -14,7 +14,7 @@ from docs.commands import ROOT, assert_parses
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.demo.service import DEFAULT_PORT
-from retryapp.demo.settings import DemoSettings
+from retryapp.demo.settings import GROUP
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 PROCFILE = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines() if line)
@@ -68,7 +68,7 @@ def test_the_archive_runs_for_ever_and_is_seen() -> None:
     archive = COMPOSE["services"]["archive"]
     words = archive["command"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    assert options["--group"] == DemoSettings.model_fields["group"].default
+    assert options["--group"] == GROUP
     assert options["--broker"] == WORKERS["worker1"]["environment"]["RETRYAPP_DEMO_BROKER"]
     assert [volume.split(":") for volume in archive["volumes"]] == [["lake", options["--lake"]]]
     assert options["--lake"] in re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)

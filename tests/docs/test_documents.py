@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs.commands import ROOT, assert_parses, blocks, load_tool, prose, subcommand
+from docs.commands import ROOT, assert_parses, blocks, prose, subcommand
 
 from retryapp import Delivery
 from retryapp.cli.console import ExitCode
@@ -28,8 +28,8 @@ from retryapp.demo.settings import DemoSettings
 from retryapp.ledger.journey import Fault
 from retryapp.ports import PAGES_PREFIX
 from retryapp.settings import Settings, variable_of
+from tools import docs_tables, environment
 
-TABLES, ENVIRONMENT = load_tool("docs_tables"), load_tool("environment")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DEPLOYMENT = [ROOT / name for name in ("docker-compose.yml", "Dockerfile", "Procfile")]
 
@@ -80,16 +80,16 @@ def test_commands_in_the_text_exist(path: Path) -> None:
 def test_tables_are_up_to_date(path: Path) -> None:
     """`python tools/docs_tables.py` writes them."""
     text = path.read_text()
-    assert TABLES.renewed(text) == text
+    assert docs_tables.renewed(text) == text
     for name in re.findall(r"<!-- table: (\S+) -->", text):
-        assert TABLES.TABLES[name]().count("\n") > 2
+        assert docs_tables.TABLES[name]().count("\n") > 2
 
 
 def test_every_table_is_shown_and_a_stale_one_is_seen() -> None:
     """None is made for nothing; and the check above can fail."""
     shown = {name for path in DOCUMENTS for name in re.findall(r"<!-- table: (\S+) -->", path.read_text())}
-    assert shown == set(TABLES.TABLES)
-    assert TABLES.renewed("<!-- table: settings -->\nold\n<!-- end -->\n").count("RETRYAPP_") >= 5
+    assert shown == set(docs_tables.TABLES)
+    assert docs_tables.renewed("<!-- table: settings -->\nold\n<!-- end -->\n").count("RETRYAPP_") >= 5
 
 
 def test_the_readme_is_short() -> None:
@@ -160,16 +160,16 @@ def test_topic_names_in_the_text_are_those_that_are_made() -> None:
 
 def test_downloads_are_as_large_as_said() -> None:
     """The table in docs/getting-started.md against what is announced before a download."""
-    sizes = ENVIRONMENT.DOWNLOAD_MB
+    sizes = environment.DOWNLOAD_MB
     rows = re.findall(
         r"^\| `make (demo|demo ARGS=--no-report|test)` \| at most (\d+) MB \| (\d+) MB \|",
         prose((ROOT / "docs" / "getting-started.md").read_text()),
         re.MULTILINE,
     )
     profiles = {
-        "demo": ENVIRONMENT.PROFILES["demo"],
-        ENVIRONMENT.WITHOUT_REPORT.removeprefix("make "): ENVIRONMENT.PROFILES["demo-without-report"],
-        "test": ENVIRONMENT.PROFILES["dev"],
+        "demo": environment.PROFILES["demo"],
+        environment.WITHOUT_REPORT.removeprefix("make "): environment.PROFILES["demo-without-report"],
+        "test": environment.PROFILES["dev"],
     }
     assert {name for name, _, _ in rows} == set(profiles)
     for name, size, java in rows:

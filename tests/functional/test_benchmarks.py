@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks.plan import quick_plan
+from benchmarks.stage import Stage
 from benchmarks.workloads import happy
-
-if TYPE_CHECKING:
-    from benchmarks.stage import Stage
 
 
 @pytest.fixture
@@ -28,10 +21,8 @@ def said() -> list[str]:
 @pytest.fixture
 def stage(bootstrap: str, said: list[str]) -> Iterator[Stage]:
     """The tests' broker, in place of one that the benchmark starts; its processor time is not looked at."""
-    from benchmarks.stage import Stage as RealStage
-
     plan = replace(quick_plan(), partitions=2, happy_records=500, value_bytes=100, pin=False, timeout_s=40)
-    with RealStage(plan, said.append, broker=(bootstrap, os.getpid())) as made:
+    with Stage(plan, said.append, broker=(bootstrap, os.getpid())) as made:
         yield made
 
 

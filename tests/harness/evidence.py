@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import Succeeded, decode_event
+from retryapp.core.lifecycle import LifecycleEvent, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic
 from retryapp.kafka.admin import COORDINATOR_COMING
+from retryapp.ledger import Balance, take_ledger
 from retryapp.stage import wait_for
+
+E = TypeVar("E", bound=LifecycleEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,19 @@ class Evidence:
     def dead(self) -> list[tuple[Record, RetryMetadata]]:
         return self.copies(*self.topology.dlqs)
 
+    def events(self, kind: type[E]) -> list[E]:
+        """Return the events of a kind."""
+        events = (decode_event(record.value or b"") for record in self.records(self.topology.events))
+        return [event for event in events if isinstance(event, kind)]
+
     def succeeded(self) -> list[Succeeded]:
-        """Return the events of success after a failure."""
-        events = (decode_event(r.value or b"") for r in read_topic(self.connection, self.topology.events))
-        return [event for event in events if isinstance(event, Succeeded)]
+        return self.events(Succeeded)
+
+    def balance(self) -> Balance:
+        """Return the ledger's count, which adds up."""
+        ledger = take_ledger(self.connection, self.topology)
+        assert ledger.problems == (), ledger.problems
+        return ledger.total
 
     def waiting(self) -> int:
         """Return how many rows the pending table has by its changelog."""
@@ -71,6 +84,16 @@ class Evidence:
         """Count the records (not offsets: these include markers) that the group's offsets have not passed."""
         main = self.topology.main
         return sum(1 for _ in read_topic(self.connection, main, start=self.committed(main)))
+
+    def wait_settled(self, timeout_s: float = 60.0) -> None:
+        """Wait until nothing waits and every offset is committed."""
+        # a record may fail between two looks: twice nothing, with what waits in between
+        wait_for(
+            lambda: (self.unsettled(), self.waiting(), self.unsettled()) == (0, 0, 0),
+            f"{self.topology.main} is settled",
+            timeout_s=timeout_s,
+            every_s=0.2,
+        )
 
     def handoffs(self) -> Counter[tuple[str, str, int]]:
         """Count the copies that a committed reader sees: (station, failure id, delivery) → how often."""

@@ -73,14 +73,7 @@ class Forked:
 
 
 def fork(words: Sequence[str], files: Sequence[int], *, cwd: Path | None, env: Mapping[str, str]) -> Forked:
-    """Run `faust` or `retryapp` in a session of its own.
-
-    Args:
-        words: the program's name and its arguments.
-        files: descriptors for stdin, stdout and stderr.
-        cwd: its folder.
-        env: its whole environment.
-    """
+    """Run `faust` or `retryapp` in a session of its own; `files` are descriptors for stdin, stdout and stderr."""
     status, theirs = os.pipe()
     asked = json.dumps({"words": list(words), "cwd": str(cwd or Path.cwd()), "env": dict(env)})
     socket.send_fds(_server(), [asked.encode()], [*files, theirs])

@@ -14,7 +14,7 @@ from retryapp.stage import wait_for
 
 
 def answered(answers: Mapping[Any, Future[Any]]) -> list[Any]:
-    return [answer.result(20) for answer in answers.values()]
+    return [answer.result(30) for answer in answers.values()]
 
 
 class Operator:

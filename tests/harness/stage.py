@@ -21,8 +21,7 @@ from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.ledger import take_ledger
-from retryapp.stage import wait_for
+from retryapp.ledger import Balance
 
 PARTITIONS = 2
 
@@ -42,21 +41,20 @@ class HandlerSpec:
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
     declares: bool = False
     """The handler says that it publishes there."""
-    hot: str = ""
-    """Waits between tries in place; none where empty."""
+    hot: str | None = None
+    """Waits between tries in place."""
     batch: int = 0
     """Records of one call at most; 0: the function takes one record."""
-    deduplicate: str = ""
-    """Where event ids are; duplicates are handled if empty."""
+    deduplicate: str | None = None
+    """Where event ids are; None: duplicates are handled."""
     order: str = "none"
     on_dead: str = "release"
     caps: Mapping[str, Any] = field(default_factory=dict)
     """`max_sequences`, `max_sequence_size` and `overflow`."""
     payload: str = "copy"
     redelivery: str = "direct"
-    rate_limit: str = ""
-    max_concurrent: int = 0
-    """Retries at once; as many as `concurrency` where 0."""
+    rate_limit: str | None = None
+    max_concurrent: int | None = None
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
     circuits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -159,22 +157,11 @@ class Stage:
         assert producer.flush(20) == 0, "the broker did not take all records"
         return count
 
-    def wait_settled(self, topic: str, timeout_s: float = 40.0, *, ledger: bool = True) -> None:
-        """Wait until everything published has its fate: nothing waits, every offset is committed, the ledger agrees.
-
-        `ledger=False` is for topics that the test itself has changed.
-        """
+    def wait_settled(self, topic: str, timeout_s: float = 40.0) -> Balance:
+        """Wait until nothing waits and every offset is committed; return the ledger's count, which adds up."""
         evidence = self.evidence(topic)
-        # a record may fail between two looks: twice nothing, with what waits in between
-        wait_for(
-            lambda: (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == (0, 0, 0),
-            f"{topic} is settled",
-            timeout_s=timeout_s,
-            every_s=0.2,
-        )
-        if ledger:
-            taken = take_ledger(self.connection, self.topology(topic))
-            assert taken.problems == (), taken.problems
+        evidence.wait_settled(timeout_s)
+        return evidence.balance()
 
     def close(self) -> None:
         """End every process; print their logs' ends and the lives of lanes (pytest shows them when the test fails)."""

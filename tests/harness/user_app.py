@@ -25,6 +25,11 @@ from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLate
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
 TYPES = {"bytes": bytes, "dict": dict}
+AS_GIVEN = (
+    "tiers", "concurrency", "max_crashes", "deduplicate", "order", "on_dead", "payload", "redelivery", "rate_limit",
+    "max_concurrent",
+)  # fmt: skip
+"""Settings of a handler that are arguments as they are."""
 
 app = faust.App(
     SPEC["group"],
@@ -109,26 +114,17 @@ def declare(wanted: dict[str, Any]) -> None:
 
         await asyncio.gather(*(handle_one(*both) for both in zip(values, deliveries, strict=True)))
 
-    batch, rules = wanted.get("batch"), [pausing(ServiceError)] if wanted.get("pauses") else []
+    batch, rules = wanted["batch"], [pausing(ServiceError)] if wanted["pauses"] else []
     declared = retries.handler(
         wanted["topic"],
         value=TYPES[wanted["value"]],
-        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted.get("hot") or None, on=rules),
-        tiers=wanted["tiers"],
-        concurrency=wanted["concurrency"],
-        max_crashes=wanted["max_crashes"],
-        deduplicate=wanted.get("deduplicate") or None,
-        order=wanted.get("order", "none"),
-        on_dead=wanted.get("on_dead", "release"),
-        **wanted.get("caps", {}),
-        payload=wanted.get("payload", "copy"),
-        redelivery=wanted.get("redelivery", "direct"),
-        rate_limit=wanted.get("rate_limit") or None,
-        max_concurrent=wanted.get("max_concurrent") or None,
-        circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
-        circuits={name: CircuitBreaker(**more) for name, more in wanted.get("circuits", {}).items()},
-        publishes=[wanted["publishes"]] if wanted.get("declares") else [],
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted["hot"], on=rules),
+        circuit=CircuitBreaker(**wanted["circuit"]) if wanted["circuit"] else None,
+        circuits={name: CircuitBreaker(**more) for name, more in wanted["circuits"].items()},
+        publishes=[wanted["publishes"]] if wanted["declares"] else [],
         batch=Batch(batch, "200ms") if batch else None,
+        **wanted["caps"],
+        **{name: wanted[name] for name in AS_GIVEN},
     )
     declared(handle_list if batch else handle)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -44,6 +45,11 @@ class Worker(Child):
         """Send its pages JSON; return status and answer."""
         status, body = ask(self.url + path, sent)
         return status, json.loads(body)
+
+    def series(self, metric: str) -> dict[str, float]:
+        """Return the series of a metric of its pages: labels, as they are written there, and value."""
+        found = re.findall(rf"^{metric}(?:{{(.*)}})? (\S+)$", self.get("/retries/metrics")[1], re.MULTILINE)
+        return {labels: float(value) for labels, value in found}
 
     def wait_ready(self, timeout_s: float = 40.0) -> None:
 

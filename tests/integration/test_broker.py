@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
 from harness.brokers import running_broker, skip_without_broker
 from one_broker import RunBroker
 
-from retryapp.broker.kept import broker_status, stop_kept_broker
+from retryapp.broker.kept import stop_kept_broker
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
 from retryapp.core.errors import DiskFullError, PortTakenError
@@ -47,24 +42,6 @@ def test_it_listens_on_loopback_only(broker: RunBroker) -> None:
     pid = broker.pid
     listening = {row.laddr.ip for row in psutil.Process(pid).net_connections("tcp") if row.status == psutil.CONN_LISTEN}
     assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-
-
-@pytest.mark.extended
-def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> None:
-    """A kept broker finds its topics again, on the same port."""
-    broker = Broker(cache_dir, data=kept_data, port=free_ports(1)[0])
-    try:
-        broker.start()
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(10)
-        broker.stop()
-        assert broker_count(broker.port) == 0
-        broker.start()
-        broker.kill()
-        broker.start()
-        assert "kept" in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
-    finally:
-        broker.stop()
 
 
 @pytest.mark.parametrize("seen", [True, pytest.param(False, marks=pytest.mark.extended)])
@@ -154,45 +131,6 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=1_000_000))
     with skip_without_broker(), pytest.raises(DiskFullError, match="1000000 bytes free"):
         Broker(cache_dir, data=tmp_path / "data").start()
-
-
-@contextmanager
-def stated_process(data: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process with these arguments that the state file names, as another build wrote it."""
-    data.mkdir()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *arguments]) as process:
-        state = {"pid": process.pid, "started_s": 1.5, "port": 1, "data": str(data), "log": "", "version": "4.3.1"}
-        (data / "broker.json").write_text(json.dumps(state))
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_recycled_process_id_is_not_the_broker(kept_data: Path) -> None:
-    """Nobody else's process is ever stopped."""
-    with stated_process(kept_data) as other:
-        assert broker_status(kept_data) is None
-        assert stop_kept_broker(kept_data) is None
-        assert other.poll() is None
-
-
-def test_the_broker_of_another_build_is_found(kept_data: Path) -> None:
-    """Else it could not be stopped. One that has ended is gone, although nobody has waited for it."""
-    with stated_process(kept_data, str(kept_data / "server.properties")) as process:
-        state = (kept_data / "broker.json").read_text()
-        assert stop_kept_broker(kept_data) is not None
-        (kept_data / "broker.json").write_text(state)
-        assert psutil.pid_exists(process.pid)
-        assert broker_status(kept_data) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
-def test_a_damaged_state_file_means_no_broker(kept_data: Path, content: str) -> None:
-    """It is replaced at the next start."""
-    kept_data.mkdir()
-    (kept_data / "broker.json").write_text(content)
-    assert broker_status(kept_data) is None
 
 
 def test_free_ports_are_distinct_and_below_outgoing_ones() -> None:

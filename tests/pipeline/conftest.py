@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 
 if TYPE_CHECKING:
-    from history import Group
+    from history import CommandLine, Group
     from pyspark.sql import SparkSession
     from standalone import Cluster
     from stories import Stories
@@ -29,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `history`
 @pytest.fixture(scope="session")
 def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two threads with our jars; skipped on a laptop that cannot have one, an error where CI is set."""
-    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from quick import INTERPRETED, QUICK_JVM
 
     from retryapp.pipeline.session import SessionOptions, java_flags, start_session
@@ -65,8 +66,6 @@ def stories(spark: SparkSession) -> Stories:
 
 @pytest.fixture
 def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
-    """A running cluster."""
-    pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
     from standalone import Cluster
 
     from retryapp.pipeline.session import java_home
@@ -113,7 +112,18 @@ def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Lake:
-    """An empty lake."""
     from retryapp.pipeline.lake import open_lake
 
     return open_lake(spark, str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Run a command of the pipeline on that lake, in this process's session: (exit code, JSON)."""
+
+    def call(name: str, *words: str) -> tuple[int, Any]:
+        capsys.readouterr()
+        code = run(["pipeline", name, *words, "--lake", str(tmp_path / "lake"), "--json"])
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call

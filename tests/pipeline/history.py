@@ -7,11 +7,12 @@ import os
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
+from harness.operator import Operator
 from samples import dead
 
 from retryapp.core.headers import encode_metadata
@@ -22,10 +23,11 @@ from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from retryapp.pipeline.archive import Archive
     from retryapp.pipeline.lake import Lake
+
+CommandLine = Callable[..., tuple[int, Any]]
+"""Runs a command of the pipeline by its name and words: (exit code, JSON)."""
 
 tick = itertools.count(time.time_ns() // 1_000_000).__next__
 """The clock of the jobs: runs of one test never have the same time."""
@@ -40,12 +42,14 @@ class Group:
     producer: Producer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the writer."""
         self.producer = self.connection.client(Producer, acks="all", linger_ms=5)
 
     @property
+    def operator(self) -> Operator:
+        return Operator(self.connection.bootstrap)
+
+    @property
     def admin(self) -> KafkaAdmin:
-        """An administrator."""
         return KafkaAdmin(self.connection)
 
     @classmethod
@@ -65,47 +69,31 @@ class Group:
 
     def make_again(self, topic: str, partitions: int) -> None:
         """Delete one of the topics and make it again under its name."""
-        before = self.admin.describe_topics([topic])[topic].topic_id
-        client = self.connection.client(AdminClient)  # must outlive its futures
-        client.delete_topics([topic], operation_timeout=20)[topic].result(30)
-        deadline_s = time.monotonic() + 30
-        while True:
-            self.admin.create_main_topic(topic, partitions=partitions)
-            states = self.admin.describe_topics([topic])
-            if topic in states and states[topic].topic_id != before:
-                break
-            assert time.monotonic() < deadline_s, f"{topic} is not made again"
-            time.sleep(0.05)
+        self.operator.delete_topic(topic)
+        self.admin.create_main_topic(topic, partitions=partitions)
         self.admin.wait_for_topics([topic])
         self.producer = self.connection.client(Producer, acks="all", linger_ms=5)  # the old one knows the old topic
 
-    def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before an offset, as retention does."""
-        client = self.connection.client(AdminClient)
-        for future in client.delete_records([TopicPartition(topic, partition, offset)]).values():
-            future.result(30)
-
-    def abort(self, topic: str, values: list[bytes], partition: int) -> None:
-        """Publish values in a transaction that is aborted."""
+    def begin(self, topic: str, values: list[bytes], partition: int) -> Producer:
+        """Publish values in a transaction that is open; return its writer."""
         producer = self.connection.client(Producer, transactional_id=uuid.uuid4().hex)
         producer.init_transactions(20)
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, partition=partition, value=value)
-        producer.flush(20)
-        producer.abort_transaction(20)
+        assert producer.flush(20) == 0
+        return producer
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
-        """Publish a record."""
         arguments: dict[str, Any] = {"key": key, "value": value, "headers": list(headers), "partition": partition}
         self.producer.produce(topic, **arguments)
 
-    def send_dead(self, count: int, *, value: bytes = b"v" * 100) -> None:
+    def send_dead(self, count: int) -> None:
         """Publish many dead letters, spread over the partitions."""
         partitions = self.admin.describe_topics([self.topology.dlq])[self.topology.dlq].partitions
         for number in range(count):
             headers = encode_metadata(dead(number))
-            self.send(self.topology.dlq, number % partitions, b"k%d" % number, value, headers)
+            self.send(self.topology.dlq, number % partitions, b"k%d" % number, b"v" * 100, headers)
         self.flush()
 
     def places(self) -> Counter[tuple[str, int, int]]:
@@ -113,11 +101,10 @@ class Group:
         topics = (*self.topology.retry_topics, self.topology.dlq, self.topology.events)
         return Counter((topic, *place[:2]) for topic in topics for place in read_offsets(self.connection, topic))
 
-    def archive(self, spark: SparkSession, lake: Lake, **options: Any) -> Archive:
-        """Return the job over this group."""
+    def archive(self, lake: Lake, **options: Any) -> Archive:
         from retryapp.pipeline.archive import Archive
 
-        return Archive(spark, self.connection, lake, self.topology.group, now_ms=tick, **options)
+        return Archive(self.connection, lake, self.topology.group, now_ms=tick, **options)
 
     def flush(self) -> None:
         """Wait until everything is acknowledged."""
@@ -131,7 +118,6 @@ class Group:
     def dead(
         self, partition: int, metadata: RetryMetadata, *, key: bytes | None = None, value: bytes | None = b"v"
     ) -> None:
-        """Publish a dead letter."""
         self.send(self.topology.dlq, partition, key, value, encode_metadata(metadata))
         self.flush()
 

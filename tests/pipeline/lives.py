@@ -124,7 +124,6 @@ class Archive:
         self.add("events", partition, value=event.to_json())
 
     def frame(self, spark: SparkSession, rows: Iterable[dict[str, Any]] | None = None) -> DataFrame:
-        """Return them as the archive's table."""
         from retryapp.pipeline.schemas import RECORDS
 
         chosen = self.rows if rows is None else list(rows)

@@ -47,7 +47,6 @@ class Cluster:
         }
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start one daemon."""
         import pyspark
 
         home = Path(pyspark.__file__).parent
@@ -64,7 +63,6 @@ class Cluster:
         self.daemons.append(daemon.start())
 
     def executors(self) -> list[psutil.Process]:
-        """Return the executors of both workers."""
         found = []
         for daemon in self.daemons[1:]:
             for child in psutil.Process(daemon.pid).children(recursive=True):
@@ -76,6 +74,5 @@ class Cluster:
         return found
 
     def stop(self) -> None:
-        """Kill everything that was started."""
         for daemon in self.daemons:
             daemon.kill()

@@ -72,7 +72,6 @@ class Stories:
         }
 
     def tables(self, number: int) -> Tables:
-        """Return the tables of one history."""
         group = self._groups[number]
         rows = {name: [row for row in found if row["group"] == group] for name, found in self._rows.items()}
         names = ("readings", "journeys", "progress", "rollup")

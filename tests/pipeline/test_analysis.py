@@ -16,6 +16,7 @@ from retryapp.stage import wait_for
 if TYPE_CHECKING:
     from harness import Stage
     from harness.service import Visit
+    from history import CommandLine
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.extended]
@@ -32,10 +33,7 @@ def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
 
 
 def test_journeys_of_a_real_group_are_what_its_service_saw(
-    spark: SparkSession,
-    stage: Stage,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, stage: Stage, tmp_path: Path, command: CommandLine
 ) -> None:
     """Every attempt that the service answered is there, fates agree with two other counts, and new records join in.
 
@@ -49,7 +47,6 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     circuit = {"minimum_calls": 2, "break_for": "300ms", "probes": 1, "ramp": "300ms"}
     stage.program(HandlerSpec(topic=topic, policy="200ms 300ms", circuits={"ledger": circuit}))
     worker = stage.worker()
-    lake = tmp_path / "lake"
 
     def free() -> list[Visit]:
         return [visit for visit in stage.service.of(topic) if visit.facts.get("needs")]
@@ -60,11 +57,10 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
         counts = [{each["cause_id"]: each["records"] for each in page[name]} for name in ("waiting_causes", "causes")]
         return {cause: (counts[0].get(cause, 0), counts[1].get(cause, 0)) for cause in counts[0] | counts[1]}
 
-    def run(*arguments: str, code: int = 0) -> dict[str, Any]:
-        ended = retryapp(["pipeline", *arguments, "--lake", str(lake), "--json"])
-        said = capsys.readouterr()
-        assert ended == code, said.out + said.err
-        return dict(json.loads(said.out))
+    def run(*arguments: str) -> dict[str, Any]:
+        code, facts = command(*arguments)
+        assert code == 0, facts
+        return dict(facts)
 
     analyse = ("analyse", "--broker", stage.bootstrap, "--group", stage.group, "--compare-ledger")
     stage.produce(topic, [{"id": i, "fail": i % 4} for i in range(40)])
@@ -95,7 +91,7 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.lake import open_lake
 
-    derived = Derived(spark, open_lake(spark, str(lake)))
+    derived = Derived(open_lake(spark, str(tmp_path / "lake")))
     journeys = {row["failure_id"]: row for row in derived.read("journeys").collect()}
     for identity, count in Counter(visit.failure_id for visit in free()).items():
         journey = journeys.pop(identity)
@@ -125,8 +121,7 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     assert {journey["reason"] for journey in journeys.values()} == {None, "exhausted", "rejected"}
 
     page = tmp_path / "report.html"
-    assert retryapp(["pipeline", "report", "--out", str(page), "--lake", str(lake)]) == 0
-    capsys.readouterr()
+    assert retryapp(["pipeline", "report", "--out", str(page), "--lake", str(tmp_path / "lake")]) == 0
     assert "51 records failed" in page.read_text()
     facts = run("report")
     assert facts["totals"]["failed"] == 51

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from history import CommandLine
 from lives import CLUSTER, GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
 
 from retryapp.cli.console import ExitCode
@@ -18,8 +19,7 @@ from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
-from retryapp.pipeline.errors import OtherRunError, TableMissingError
-from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
@@ -38,42 +38,34 @@ pytestmark = pytest.mark.timeout(300)
 class Analysts:
     """The job and its results on one lake."""
 
-    spark: SparkSession
     lake: Lake
 
     def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
         taken = TakenCut(GROUP, cut(*offsets), {}, {f"{GROUP}.{MAIN}.dlq": None})
-        job = Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS)
+        job = Analysis(self.lake, now_ms=lambda: NOON_MS)
         return job.run([taken], broker=broker, client_config=login)
 
     def append(self, archive: Archive) -> None:
-        """Write rows to the archive."""
-        Tables(self.spark, self.lake).append(archive.frame(self.spark))
+        Tables(self.lake).append(archive.frame(self.lake.spark))
         archive.rows.clear()
 
     def collect(self, now_ms: int = NOON_MS) -> dict[str, Any]:
-        """Return the report."""
-        return collect(self.spark, self.lake, now_ms=now_ms, within_ms=1_000)
+        return collect(self.lake, now_ms=now_ms, within_ms=1_000)
 
     def fates(self) -> dict[int, str]:
-        """Return the fate of each record."""
-        return {row["offset"]: row["fate"] for row in Derived(self.spark, self.lake).read("journeys").collect()}
+        return {row["offset"]: row["fate"] for row in Derived(self.lake).read("journeys").collect()}
 
 
 @pytest.fixture(scope="module")
 def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysts, Analysed, Analysed]:
     """A lake that was analysed twice, with records that came late in between."""
     folder = tmp_path_factory.mktemp("analysed") / "lake"
-    job, archive = Analysts(spark, open_lake(spark, str(folder))), Archive()
-    with pytest.raises(TableMissingError, match="pipeline archive"):
-        job.analyse(5)
+    job, archive = Analysts(open_lake(spark, str(folder))), Archive()
     for offset in range(6):
         archive.failed(offset, 1)
     archive.counted(0, 5, ok=0, failed=5)
     job.append(archive)
-    with pytest.raises(TableMissingError):
-        job.collect()
     first = job.analyse(5)
     assert job.fates() == dict.fromkeys(range(5), "pending")
     archive.succeeded(1, 2)
@@ -86,7 +78,7 @@ def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
 def copied(spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], tmp_path: Path) -> Analysts:
     """A copy of that lake, to be changed."""
     shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake")
-    return Analysts(spark, open_lake(spark, str(tmp_path / "lake")))
+    return Analysts(open_lake(spark, str(tmp_path / "lake")))
 
 
 def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
@@ -98,10 +90,10 @@ def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> 
 
 
 @pytest.mark.extended
-def test_records_are_read_once(spark: SparkSession, copied: Analysts) -> None:
+def test_records_are_read_once(copied: Analysts) -> None:
     """As long as files tell what was added, joined or not; else all are read anew. Fates are the same either way."""
-    job, derived, archive = copied, Derived(spark, copied.lake), Archive()
-    tables = Tables(spark, job.lake)
+    job, derived, archive = copied, Derived(copied.lake), Archive()
+    tables = Tables(job.lake)
 
     def read() -> list[int]:
         return [derived.read("readings", each).count() for each in (derived.result() or {})["readings"]]
@@ -116,7 +108,7 @@ def test_records_are_read_once(spark: SparkSession, copied: Analysts) -> None:
     archive.succeeded(3, 2)
     job.append(archive)
     tables.join_small_files()
-    Upkeep(spark, job.lake, now_ms=lambda: NOON_MS).vacuum(0)
+    Upkeep(job.lake, now_ms=lambda: NOON_MS).vacuum(0)
     job.analyse(6)
     assert read() == [11], "the file that was added is gone"
     assert job.fates() == {0: "pending", 1: "done", 2: "done", 3: "done", 4: "dead", 5: "pending"}
@@ -140,19 +132,17 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
     assert [check["name"] for check in report["checks"] if check["failures"]] == ["the archive is fresh"]
     for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
-        report = collect(job.spark, job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
+        report = collect(job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
 
 
-def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(
-    spark: SparkSession, lake: Lake
-) -> None:
+def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(lake: Lake) -> None:
     """Unknown is not 0: that would drop every journey, and all checks would hold.
 
     Workers that were killed have not counted their last minute: the group had passed what failed in it, too. Of three
     partitions the first is counted whole, the second is cut off, and of the third all counts are gone.
     """
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     counted = {"ok": 0, "failed": 2}, {"ok": 0, "failed": 3}, {"ok": 3, "failed": 1}
     for partition, minutes in enumerate((3, 2, 0)):
         for offset in range(6):
@@ -171,10 +161,10 @@ def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_arc
     assert told.name in {check["name"] for check in report["checks"] if check["failures"]}
 
 
-def test_a_main_topic_that_was_deleted_is_a_warning(spark: SparkSession, copied: Analysts) -> None:
+def test_a_main_topic_that_was_deleted_is_a_warning(copied: Analysts) -> None:
     """What failed of it is counted whole, and it keeps no other from being analysed."""
     taken = TakenCut(GROUP, [], {}, {}, gone=(MAIN,))
-    found = Analysis(spark, copied.lake, now_ms=lambda: NOON_MS).run([taken], broker="kafka-1:9092")
+    found = Analysis(copied.lake, now_ms=lambda: NOON_MS).run([taken], broker="kafka-1:9092")
     assert (found.journeys, found.is_sound) == (6, True)
     assert [(each.name, each.examples) for each in found.verdicts if each.failures] == [
         ("ledger: main topics are there", (f"{GROUP} {MAIN}",))
@@ -189,7 +179,7 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
     third = job.analyse(6)
     assert (third.is_new, third.journeys, third.is_sound) == (True, 5, False)
-    assert len((Derived(spark, job.lake).result() or {})["readings"]) == 1, "nothing of it is kept"
+    assert len((Derived(job.lake).result() or {})["readings"]) == 1, "nothing of it is kept"
     (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
     assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
     shutil.rmtree(job.lake.table("derived").removeprefix("file://"))
@@ -198,26 +188,26 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     assert job.collect()["totals"]["failed"] == 2
 
 
-def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: CommandLine) -> None:
     """Of every command: Spark's failures are the surroundings', and none of the program."""
     for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
         file.write_bytes(b"overwritten")
         file.with_name(f".{file.name}.crc").unlink()
     for name in ("causes", "report"):
-        assert retryapp(["pipeline", name, "--lake", copied.lake.uri, "--json"]) == ExitCode.ENVIRONMENT
-        error = json.loads(capsys.readouterr().out)["error"]
-        assert (error["type"], error["message"].split(":")[0]) == ("JobFailedError", f"the {name} job failed")
+        code, facts = command(name)
+        assert (code, facts["error"]["type"]) == (ExitCode.ENVIRONMENT, "JobFailedError")
+        assert facts["error"]["message"].startswith(f"the {name} job failed")
 
 
 @pytest.mark.extended
-def test_what_was_erased_is_not_lost(spark: SparkSession, lake: Lake) -> None:
+def test_what_was_erased_is_not_lost(lake: Lake) -> None:
     """Workers have counted it; what is missing of later ranges is told."""
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     for offset in range(3):
         archive.failed(offset, 1, key=hash_key(b"ada", lake.salt) if offset else "other")
     archive.counted(0, 10, ok=6, failed=4)  # one was on its topic still, and is not archived any more
     job.append(archive)
-    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
+    assert Upkeep(lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
     assert job.analyse(10).is_sound
     (ledger,) = job.collect()["ledger"]
     assert (ledger["failed"], ledger["pending"], ledger["lost"]) == (4, 1, 0)
@@ -230,7 +220,7 @@ def test_what_was_erased_is_not_lost(spark: SparkSession, lake: Lake) -> None:
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed
-    derived = Derived(job.spark, job.lake)
+    derived = Derived(job.lake)
     before = {name: derived.read(name).inputFiles() for name in DERIVED_TABLES}
     again = job.analyse(6)
     assert {name: derived.read(name).inputFiles() for name in DERIVED_TABLES} == before
@@ -242,13 +232,13 @@ def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, An
 
 
 @pytest.mark.extended
-def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_a_result_that_is_half_written_or_lacks_its_tables(lake: Lake, tmp_path: Path) -> None:
     """The result before it stands; tables that are gone are made again, though nothing is new."""
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     archive.failed(0, 1)
     job.append(archive)
     first = job.analyse(5)
-    derived = Derived(spark, job.lake)
+    derived = Derived(job.lake)
     (tmp_path / "lake" / "derived" / "analysis.000000002.json").write_text('{"version": 3, "run')
     assert (derived.result() or {}).get("run_id") == first.run_id
     shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
@@ -259,23 +249,23 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, 
     assert (moved.run_id, result["broker"], result["client_config"]) == (again.run_id, "kafka-2:9092", "/etc/me")
 
 
-def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: SparkSession) -> None:
+def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake) -> None:
     """Also when a result is noted again; of two runs that end at once one is refused, and removes nothing."""
-    derived, folder = Derived(spark, lake), Path(lake.uri.removeprefix("file://")) / "derived"
+    derived, folder = Derived(lake), Path(lake.uri.removeprefix("file://")) / "derived"
     for run_id in ("a", "b", "b"):
         (folder / run_id).mkdir(parents=True, exist_ok=True)
         derived.put_result({"run_id": run_id, "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000003.json", "b"]
-    other, seen = Derived(spark, lake), ["analysis.000000003.json"]
+    other, seen = Derived(lake), ["analysis.000000003.json"]
     derived.put_result({"run_id": "b", "readings": []})
     with patch.object(other, "_results", return_value=seen), pytest.raises(OtherRunError):
         other.put_result({"run_id": "c", "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
 
 
-def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, lake: Lake) -> None:
+def test_a_window_is_of_its_time_and_the_totals_of_all(lake: Lake) -> None:
     """What is compared is as long as the window, and more only where the archive has all of it."""
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     day_ms = 86_400_000
     for offset in range(12):
         archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
@@ -288,20 +278,18 @@ def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, lake
     def seen(rows: list[dict[str, Any]]) -> dict[str, tuple[int, str | None]]:
         return {row["fingerprint"]: (row["failures"], row["change"]) for row in rows}
 
-    report = collect(spark, job.lake, now_ms=NOON_MS, within_ms=1_000, since_ms=NOON_MS - 7 * day_ms)
+    report = collect(job.lake, now_ms=NOON_MS, within_ms=1_000, since_ms=NOON_MS - 7 * day_ms)
     assert seen(report["causes"]) == {"old": (1, "fewer"), "fresh": (11, "new")}
     assert report["headline"] == "24 records failed: 0 recovered, 24 waiting, 0 dead"
-    result = Derived(spark, job.lake).last_result()
-    long, short = (
-        causes_of(spark, job.lake, result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100)
-    )
+    result = Derived(job.lake).last_result()
+    long, short = (causes_of(job.lake, result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100))
     assert seen(long) == {"old": (13, None), "fresh": (11, None)}
     assert seen(short)["fresh"] == (11, "new"), "a window of less than an interval has its interval"
 
 
-def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, lake: Lake) -> None:
+def test_a_clock_that_was_wrong_does_not_blur_all_others(lake: Lake) -> None:
     """A range from 1970 on, and a failure in the year 9999: intervals stay short, and no first try is lost."""
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     for offset in range(20):
         archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
     archive.counted(0, 21, ok=0, failed=21)
@@ -311,18 +299,16 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, la
     archive.counted(41, 51, ok=10, failed=0, from_ms=0)
     job.append(archive)
     job.analyse(51)
-    result = Derived(spark, job.lake).result() or {}
-    rows = Derived(spark, job.lake).read("rollup").where("fingerprint IS NULL").collect()
+    result = Derived(job.lake).result() or {}
+    rows = Derived(job.lake).read("rollup").where("fingerprint IS NULL").collect()
     assert (result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(
-    spark: SparkSession, lake: Lake, is_counted: bool
-) -> None:
+def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(lake: Lake, is_counted: bool) -> None:
     """What succeeds beside it is counted later; the report looks at counted time alone."""
-    job, archive = Analysts(spark, lake), Archive()
+    job, archive = Analysts(lake), Archive()
     archive.counted(0, 100, ok=90, failed=10)
     for offset in range(10):
         archive.failed(offset, 1, started_ms=NOON_MS + offset * 6_000)
@@ -336,13 +322,11 @@ def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(
 
 
 @pytest.mark.extended
-def test_a_loss_fails_the_checks_until_it_is_acknowledged(
-    spark: SparkSession, copied: Analysts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_fails_the_checks_until_it_is_acknowledged(copied: Analysts, command: CommandLine) -> None:
     """It stays visible, as a warning with the note; a topic's name is all of its losses; an unknown one is refused."""
     job = copied
     life = Life(topic=f"{GROUP}.{MAIN}.dlq", topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
-    gaps = Gaps(Facts(spark, job.lake))
+    gaps = Gaps(job.lake)
     for partition, begin, end, reason in ((0, 3, None, DELETED), (0, 3, None, DELETED), (1, None, 1_000, CUT_OFF)):
         gaps.put(Gap(life, partition, begin, end, reason).row(CLUSTER, "r1", NOON_MS))
     deleted, cut_off = gaps.rows()
@@ -354,13 +338,11 @@ def test_a_loss_fails_the_checks_until_it_is_acknowledged(
     commands = {entry["title"]: entry["command"] for entry in job.collect()["todo"]}
     assert commands[f"Check failed: {found.name}"] == f"retryapp pipeline gaps --lake {job.lake.uri}"
     assert gaps.open_of(GROUP) == 2
-    line = ["pipeline", "gaps", "--lake", job.lake.uri, "--json", "--acknowledge"]
-    assert retryapp([*line, "unknown"]) == ExitCode.ENVIRONMENT
-    capsys.readouterr()
-    assert retryapp([*line, cut_off["gap"], "--note", "disk 7"]) == ExitCode.FINE
-    assert retryapp([*line, life.topic, "--note", "deleted on purpose"]) == ExitCode.FINE
-    shown = [row["note"] for row in json.loads(capsys.readouterr().out.splitlines()[-1])["gaps"]]
-    assert (shown, gaps.open_of(GROUP)) == (["deleted on purpose", "disk 7"], 0)
+    assert command("gaps", "--acknowledge", "unknown")[0] == ExitCode.ENVIRONMENT
+    assert command("gaps", "--acknowledge", cut_off["gap"], "--note", "disk 7")[0] == ExitCode.FINE
+    _, facts = command("gaps", "--acknowledge", life.topic, "--note", "deleted on purpose")
+    assert [row["note"] for row in facts["gaps"]] == ["deleted on purpose", "disk 7"]
+    assert gaps.open_of(GROUP) == 0
     after = job.analyse(6)
     assert after.is_sound
     (warning,) = [verdict for verdict in after.verdicts if verdict.failures]
@@ -368,13 +350,13 @@ def test_a_loss_fails_the_checks_until_it_is_acknowledged(
 
 
 @pytest.mark.extended
-def test_decisions_about_causes(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decisions_about_causes(copied: Analysts, command: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     """Resolved, come back, ignored for a time, open again; a cause that is not there is refused."""
     cause = set[str]()
 
     def run(*arguments: str, code: int = ExitCode.FINE) -> list[tuple[Any, ...]]:
-        assert retryapp(["pipeline", "causes", "--lake", copied.lake.uri, "--json", *arguments]) == code
-        said = json.loads(capsys.readouterr().out)
+        ended, said = command("causes", *arguments)
+        assert ended == code, said
         cause.update(row["cause_id"] for row in said.get("causes", []))
         names = ("reason", "dead", "decision", "who", "change")
         return [tuple(row[name] for name in names) for row in said.get("causes", [])]
@@ -386,7 +368,6 @@ def test_decisions_about_causes(copied: Analysts, capsys: pytest.CaptureFixture[
     assert run("--reopen", name, "--by", "bob")[0][2:] == ("open", None, None)
     # the records failed in 2030: after any decision of today
     assert run("--resolve", name, "--topic", MAIN, "--by", "ann")[0][2:] == ("resolved", "ann", "regressed")
-    capsys.readouterr()
     with patch("retryapp.cli._analyse.SystemClock") as clock:
         for hours, is_older in ((1, False), (3, True)):
             clock.return_value.wall_ms.return_value = NOON_MS + hours * 60 * MINUTE_MS

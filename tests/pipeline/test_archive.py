@@ -14,7 +14,6 @@ from samples import dead, waiting
 from retryapp.core.headers import encode_metadata
 from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.errors import TopicChangedError
-from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import IN_DOUBT, RECREATED, RETENTION
@@ -38,19 +37,15 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lake(spark: SparkSession, folder: Path) -> Lake:
-    """An empty lake."""
     return open_lake(spark, str(folder))
 
 
 @pytest.fixture
-def rows(spark: SparkSession, lake: Lake) -> Rows:
-    """Read the archive."""
-    return lambda *order: Tables(spark, lake).read().orderBy(*order).collect()
+def rows(lake: Lake) -> Rows:
+    return lambda *order: Tables(lake).read().orderBy(*order).collect()
 
 
-def test_each_record_once_with_its_bytes(
-    spark: SparkSession, group: Group, lake: Lake, rows: Rows, folder: Path
-) -> None:
+def test_each_record_once_with_its_bytes(group: Group, lake: Lake, rows: Rows, folder: Path) -> None:
     """Null differs from empty, unreadable records are kept, aborted ones are not read; no rerun changes a row."""
     group.retry(0, waiting(0), key=b"\x00\xff", value=b"")
     group.dead(1, dead(1), key=None, value=None)
@@ -59,8 +54,8 @@ def test_each_record_once_with_its_bytes(
     group.send(group.topology.dlq, 0, b"k", b"v")
     group.send(group.topology.events, 1, b"k", b"no json")
     group.flush()
-    group.abort(group.topology.dlq, [b"aborted"] * 3, 1)
-    job = group.archive(spark, lake)
+    group.begin(group.topology.dlq, [b"aborted"] * 3, 1).abort_transaction(20)
+    job = group.archive(lake)
     result = job.run_once()
     assert (result.rows, result.gaps, len(result.new_lives)) == (6, (), 3)
     found = {(row["station"], row["partition"], row["offset"]): row for row in rows("offset")}
@@ -70,7 +65,7 @@ def test_each_record_once_with_its_bytes(
     died, strange = found["dlq", 1, 0], found["dlq", 0, 0]
     assert (died["key"], died["value"]) == (None, None)
     assert [(h["key"], h["value"]) for h in strange["headers"][1:]] == [("h", None), ("h", b"2")]
-    read = readings_of(Tables(spark, lake).read()).collect()
+    read = readings_of(Tables(lake).read()).collect()
     said = {(row["topic"], row["found_partition"], row["found_offset"]): row["said"] for row in read}
     assert said[retried["topic"], 0, 0]["failure_id"] == waiting(0).failure_id
     assert [said[died["topic"], *place]["reason"] for place in ((0, 0), (0, 1), (1, 0))] == [None, None, "exhausted"]
@@ -87,19 +82,17 @@ def test_each_record_once_with_its_bytes(
     assert places_of(folder) == group.places()
 
 
-def test_gaps_and_epochs(
-    spark: SparkSession, group: Group, lake: Lake, rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gaps_and_epochs(group: Group, lake: Lake, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """What retention took first is reported once; a topic made again is no continuation of the former one.
 
     Where it is made again while it is read, it is not known of which of the two the rows are.
     """
-    job = group.archive(spark, lake)
+    job = group.archive(lake)
     group.dead(0, dead(0))
     assert job.run_once().rows == 1
     for number in range(1, 6):
         group.dead(0, dead(number))
-    group.delete_before(group.topology.dlq, 0, 4)
+    group.operator.delete_records(group.topology.dlq, 0, 4)
     result = job.run_once()
     assert [(gap.reason, gap.from_offset, gap.to_offset) for gap in result.gaps] == [(RETENTION, 1, 4)]
     group.make_again(group.topology.dlq, partitions=2)
@@ -117,7 +110,7 @@ def test_gaps_and_epochs(
     ]
     again = job.run_once()
     assert (again.rows, again.gaps) == (0, ())
-    assert len(Gaps(Facts(spark, lake)).rows()) == 3
+    assert len(Gaps(lake).rows()) == 3
 
     def made_again(_: Tables) -> None:  # right after the commit of what was read of it
         group.make_again(group.topology.dlq, partitions=2)
@@ -126,5 +119,5 @@ def test_gaps_and_epochs(
     monkeypatch.setattr(Tables, "check_shared", made_again)
     with pytest.raises(TopicChangedError, match="Run again"):
         job.run_once()
-    (doubt,) = [row for row in Gaps(Facts(spark, lake)).rows() if row["reason"] == IN_DOUBT]
+    (doubt,) = [row for row in Gaps(lake).rows() if row["reason"] == IN_DOUBT]
     assert (doubt["partition"], doubt["from_offset"], doubt["to_offset"]) == (0, 7, 8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from delta import places_of
 from harness.operator import Operator
 from harness.rights import CLOSED, grant, rights_of_people
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
-from history import Group
+from history import CommandLine, Group
 from prometheus_client.parser import text_string_to_metric_families
 from samples import dead
 
@@ -39,21 +38,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-Command = Callable[..., tuple[int, Any]]
 
 
-@pytest.fixture
-def command(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command of the pipeline on a lake of this test: (exit code, JSON)."""
-
-    def call(name: str, *words: str) -> tuple[int, Any]:
-        code = run(["pipeline", name, *words, "--lake", str(tmp_path / "lake"), "--json"])
-        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    return call
-
-
-def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Path) -> None:
+def test_archive_status_and_upkeep(command: CommandLine, group: Group, tmp_path: Path) -> None:
     """Every command prints one JSON object; a loss is exit code 1. A group that is gone keeps no other from its run."""
     topic = group.topology.dlq
     for number in range(3):
@@ -68,7 +55,7 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     unread = topics[topic]
     assert (code, unread["behind"], unread["epoch"], topics[group.topology.events]["behind"]) == (0, 2, 1, 0)
     assert unread["loss_at_ms"] == unread["oldest_unread_ms"] + 30 * 86_400_000
-    group.delete_before(topic, 0, 4)
+    group.operator.delete_records(topic, 0, 4)
     assert command("status", *where)[0] == 1
     code, facts = command("archive", *where)
     (archived,) = facts["groups"]
@@ -85,7 +72,7 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
 
 
 def test_a_stop_does_not_wait_for_the_batch_under_way(
-    command: Command, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
+    command: CommandLine, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large one may take minutes, and supervisors kill after some seconds; a rerun archives it."""
     group, rows, tracker = Group.with_main(connection, partitions=2), Archive._rows, spark.sparkContext.statusTracker()
@@ -118,14 +105,14 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
 
 
 def test_analyse_and_report(
-    command: Command, spark: SparkSession, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: CommandLine, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is archived is analysed once a vacuum has ended, and the page says the same as the JSON."""
     group.send_dead(3)
     where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
     page = tmp_path / "report.html"
     with ExitStack() as vacuum:
-        vacuum.enter_context(Holds(spark, lake).take("vacuum", ANALYSIS_HOLD))
+        vacuum.enter_context(Holds(lake).take("vacuum", ANALYSIS_HOLD))
         monkeypatch.setattr("retryapp.cli._analyse.print_waiting", lambda _: vacuum.close())
         code, facts = command("analyse", *where, "--report", str(page))
     assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
@@ -141,7 +128,7 @@ def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.strip() == spark.conf.get("spark.jars")
 
 
-def test_what_is_missing_is_named(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(command: CommandLine, connection: KafkaConnection, tmp_path: Path) -> None:
     """No lake where a wrong --lake names one: it is not made. No such group; no archive; no analysis; no folder."""
 
     def says(text: str, code: int, kind: str, *words: str) -> None:
@@ -171,7 +158,7 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.extended
 @pytest.mark.parametrize("way", ["sasl_tls", "tls"])
 def test_spark_gets_in_with_what_the_other_clients_have(
-    command: Command, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
+    command: CommandLine, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
 ) -> None:
     """A SCRAM login over TLS, and a client certificate: the same file of properties serves, with rights to look."""
     group = Group(KafkaConnection(secured.plain), topology)

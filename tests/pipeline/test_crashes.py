@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pyspark
 import pytest
 from commands import PATIENCE_S, Command, batches
 from delta import places_of
@@ -28,6 +29,7 @@ import retryapp.cli.main
 from retryapp.core.headers import encode_metadata
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.errors import JobFailedError
 from retryapp.pipeline.failures import failures_named
 from retryapp.pipeline.lake import open_lake
@@ -35,7 +37,6 @@ from retryapp.pipeline.lake import open_lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pyspark = pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.extended]
 RECORDS = 2_000
 SMALL, LARGE = "size=1m", "size=64m"
@@ -64,7 +65,7 @@ def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path
             assert "Spark's Java process has ended. The system may have killed it" in facts["error"]["message"]
         process.kill()
     assert 0 < places_of(lake).total() < RECORDS, "it was not killed in the middle"
-    again = full.archive(spark, open_lake(spark, str(lake)))
+    again = full.archive(open_lake(spark, str(lake)))
     assert again.run_once(wait_s=PATIENCE_S).gaps == (), "a JVM that is killed has its lock until it is gone"
     assert places_of(lake) == full.places()
     assert places_of(lake).total() == RECORDS
@@ -98,9 +99,6 @@ def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
 
 def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tmp_path: Path) -> None:
     """Whatever it had written, the next run has each record once, and leaves nothing of the killed ones."""
-    from retryapp.pipeline.analysis.derived import Derived
-    from retryapp.pipeline.lake import open_lake
-
     lake, words = tmp_path / "lake", ("--master", "local[2]")
     for step in ("*/readings", "*/journeys", "*/rollup"):
         with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
@@ -112,7 +110,7 @@ def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tm
         code, facts = again.end()
     assert (code in {0, 1}, facts["journeys"], facts["is_new"]) == (True, RECORDS, True)
     opened = open_lake(spark, str(lake))
-    found = [row["failure_id"] for row in Derived(spark, opened).read("journeys").collect()]
+    found = [row["failure_id"] for row in Derived(opened).read("journeys").collect()]
     assert (len(found), len(set(found))) == (RECORDS, RECORDS)
     run_id = facts["run_id"]
     left = {path.name for path in (lake / "derived").iterdir()}
@@ -184,7 +182,7 @@ def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: 
     assert (code, facts["error"]["type"]) == (3, "LakeNotSharedError"), facts
     assert "remove the lake, which is new. Then mount its folder on all nodes" in facts["error"]["message"]
     shutil.rmtree(tmp_path / "lake")
-    assert group.archive(spark, lake).run_once().rows == 4
+    assert group.archive(lake).run_once().rows == 4
     assert places_of(tmp_path / "lake") == group.places()
 
 
@@ -243,7 +241,7 @@ def test_a_disk_that_fills_up(spark: SparkSession, group: Group, small_disk: Pat
         group.send(group.topology.dlq, number % 2, b"k", os.urandom(2_000), encode_metadata(dead(number)))
     group.flush()
     folder = small_disk / "lake"
-    job = group.archive(spark, open_lake(spark, str(folder)), rows_per_batch=200)
+    job = group.archive(open_lake(spark, str(folder)), rows_per_batch=200)
     with pytest.raises(JobFailedError, match="disk is full"), failures_named("archive"):
         job.run_once()
     assert 0 < places_of(folder).total() < RECORDS // 2, "it did not fill up in the middle"

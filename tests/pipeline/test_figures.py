@@ -15,7 +15,6 @@ from retryapp.pipeline.analysis.outages import by_interval
 
 
 def told(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
-    """Return some columns."""
     return [tuple(row[name] for name in names) for row in rows]
 
 
@@ -38,7 +37,6 @@ MIXED = register(mixed, 20)
 
 @pytest.fixture
 def tables(stories: Stories) -> Tables:
-    """Return the tables of that history."""
     return stories.tables(MIXED)
 
 

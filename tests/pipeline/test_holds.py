@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -25,9 +26,9 @@ pytestmark = [pytest.mark.timeout(300)]
 PATIENCE_S = 200.0
 
 
-def test_a_lock_outlives_a_second_try_of_its_own_process(spark: SparkSession, lake: Lake) -> None:
+def test_a_lock_outlives_a_second_try_of_its_own_process(lake: Lake) -> None:
     """The system drops all locks of a process on a file when the process closes it once: another program looks."""
-    holds = Holds(spark, lake)
+    holds = Holds(lake)
     with holds.take("archive", RECORDS_HOLD):
         with pytest.raises(HeldError), holds.take("vacuum", RECORDS_HOLD):
             pass
@@ -47,20 +48,19 @@ def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> N
 
     session = Mock()
     session._jvm.java.io.RandomAccessFile = unlockable
-    holds = Holds(spark, lake)
-    holds._spark = session
+    holds = Holds(replace(lake, spark=session))
     with pytest.raises(LakeUnusableError, match="it cannot be locked"), holds.take("archive", "one"):
         pytest.fail("nothing is held")
-    with Holds(spark, lake).take("archive", "one"):
+    with Holds(lake).take("archive", "one"):
         pass
 
 
-def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
+def test_two_first_runs_write_each_record_once(group: Group, lake: Lake, tmp_path: Path) -> None:
     """Both would begin at the same offsets: the later one is refused, or waits."""
     group.send_dead(10)
-    second, name = group.archive(spark, lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
+    second, name = group.archive(lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
     with ExitStack() as first:
-        first.enter_context(Holds(spark, lake).take("archive", name))
+        first.enter_context(Holds(lake).take("archive", name))
         with pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused:
             second.run_once()
         assert refused.value.exit_code == 3

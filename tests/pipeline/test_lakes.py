@@ -48,7 +48,7 @@ def test_a_lake_of_another_make_is_refused_and_not_changed(
 
 def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_path: Path) -> None:
     """A full disk, or kill -9 between opening and closing its file, leaves it empty or cut off."""
-    facts = Facts(spark, open_lake(spark, str(tmp_path)))
+    facts = Facts(open_lake(spark, str(tmp_path)))
     facts.put("runs", "one", {"state": "started"})
     for left in ("", '{"state": "fin'):
         place = tmp_path / "runs" / "two.json"
@@ -83,9 +83,9 @@ def test_a_wrong_place_is_named(spark: SparkSession, place: str) -> None:
         open_lake(spark, place)
 
 
-def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
+def test_a_file_is_made_by_one(lake: Lake) -> None:
     """The lake's mark among them, whose salt must not be two."""
-    files, tries = Files(spark, lake.uri), 8
+    files, tries = lake.files, 8
     for number in range(20):
         begin = threading.Barrier(tries)
         place = f"{lake.uri}/some/{number}.json"
@@ -100,10 +100,10 @@ def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
         assert files.read(place) == str(made.index(True))
 
 
-def test_a_file_is_made_once_through_hadoop(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_made_once_through_hadoop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on file systems that are not this machine's."""
     monkeypatch.setattr(Files, "local_folder", lambda files, uri: None)
-    files, place = Files(spark, lake.uri), f"{lake.uri}/some/one.json"
+    files, place = lake.files, f"{lake.uri}/some/one.json"
     assert [files.create(place, text) for text in ("first", "second")] == [True, False]
     assert files.read(place) == "first"
 
@@ -133,7 +133,7 @@ def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: La
     schema = spark.read.format("delta").load(place).schema
     row = tuple(known.get(name) for name in schema.fieldNames())
     spark.createDataFrame([row], schema).write.format("delta").mode("append").save(place)
-    job, tables = group.archive(spark, lake), Tables(spark, lake)
+    job, tables = group.archive(lake), Tables(lake)
     assert job.run_once().rows == 1
     properties = {tuple(row) for row in spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
     assert ("delta.logRetentionDuration", "interval 7 days") in properties

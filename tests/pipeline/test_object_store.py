@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import pyarrow.fs as fs
 import pytest
 from commands import Command
 from delta import places_of
@@ -19,8 +20,6 @@ from samples import dead
 
 from retryapp.kafka import KafkaConnection
 
-pytest.importorskip("pyspark", reason="the pipeline's tests need PySpark: pip install 'retryapp[spark]'")
-fs: Any = pytest.importorskip("pyarrow.fs")
 server = pytest.importorskip("moto.server", reason="needs a server of S3's protocol: pip install 'moto[s3,server]'")
 
 pytestmark = [pytest.mark.extended, pytest.mark.soak, pytest.mark.timeout(1_800)]
@@ -44,7 +43,6 @@ class Store:
         return fs.S3FileSystem(endpoint_override=address, scheme="http", **given)
 
     def copy(self, folder: Path) -> Path:
-        """Copy all of it to a folder."""
         fs.copy_files(BUCKET, str(folder), source_filesystem=self.files)
         return folder
 
@@ -90,8 +88,6 @@ def group(connection: KafkaConnection) -> Group:
 
 @pytest.fixture
 def run(store: Store, group: Group, tmp_path: Path) -> Callable[..., Command]:
-    """Start a command of the pipeline on the store."""
-
     def start(name: str, *words: str) -> Command:
         line = ("--master", "local[2]", "--memory", "1g", *words)
         lake = f"s3a://{BUCKET}/retries"

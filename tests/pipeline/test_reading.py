@@ -95,7 +95,6 @@ DAMAGED = NOTHING | {"unreadable": "damaged"}
 
 
 def station_of(found: Headers) -> str:
-    """Return where such headers are."""
     return "dlq" if RETRY_REASON in dict(found) else "retry"
 
 
@@ -140,7 +139,6 @@ SUCCESS = Succeeded(
 
 
 def read_one(station: str, found: Headers, value: bytes | None) -> dict[str, Any]:
-    """Read one record."""
     arrays = pa.array([station]), pa.array([list(found)], ARROW_HEADERS), pa.array([value], pa.binary())
     (row,) = read_batch(*arrays).to_pylist()
     return {name: fact for name, fact in row.items() if fact is not None}

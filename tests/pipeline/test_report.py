@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from pages import DAY_MS, EVIL, NOON_MS, facts
 
-pytest.importorskip("altair", reason="the report's charts need altair: pip install 'retryapp[spark]'")
-
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.kafka import admin
@@ -27,18 +25,15 @@ class Elements(HTMLParser):
     """Collects what a browser would make of a page."""
 
     def __init__(self, page: str) -> None:
-        """Read it."""
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        """Note text."""
         self.text.append(data)
 
 
@@ -68,7 +63,7 @@ def test_the_page_asks_nobody() -> None:
 def test_charts_follow_the_readers_theme() -> None:
     """Their colours are the page's variables, each of which the page defines for light and for dark."""
     page = to_page(facts())
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 3
     assert not [marker for marker in MARKERS.values() if marker in page.lower()]
     used = set(re.findall(r"var\(--([\w-]+)\)", page))
     light, dark = re.findall(r":root \{(.*?)\}", page, re.S)
@@ -214,7 +209,6 @@ def test_what_was_discarded_is_nothing_to_do() -> None:
     assert (shown["todo"], shown["totals"]["dead"]) == ([], 431)
     page = to_page(shown)
     assert "Nothing: all checks hold, and no retention is near." in page
-    assert "nothing is dead" not in page
 
 
 def test_a_chart_has_a_bar_for_each_cause() -> None:
@@ -245,8 +239,7 @@ def test_two_handlers_are_told_apart(handlers: list[tuple[str, str]], names: lis
     }
     page = to_page(facts(groups=list(dict(handlers)), **both))
     for name in names:
-        for text in (f">{name}: attempt 2 after 1m</text>", f">{name}: 1m</text>"):
-            assert page.count(text) == 1, text
+        assert page.count(f">{name}: attempt 2 after 1m</text>") == 1
         assert f'<span class="soft">{name}</span>' in page
 
 

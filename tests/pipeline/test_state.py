@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 from delta import places_of
 from history import Group
 from samples import waiting
 
 from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline import archive
-from retryapp.pipeline.errors import LakeNotSharedError, OtherClusterError, OtherRunError, TableReplacedError
+from retryapp.pipeline.errors import OtherClusterError, OtherRunError, TableReplacedError
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.outlook import find_outlook
 from retryapp.pipeline.positions import DELETED, RETENTION
@@ -31,24 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
-def delete_topics(group: Group, *topics: str) -> None:
-    """Delete topics, as an operator does."""
-    client = group.connection.client(AdminClient)  # must outlive its futures
-    for future in client.delete_topics(list(topics), operation_timeout=20).values():
-        future.result(30)
-
-
 @pytest.mark.extended
 def test_small_files_are_joined_and_the_state_is_found_behind_that(
-    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fiftieth batch does it, of whichever process; every round reads as few files of the log."""
     monkeypatch.setattr(archive, "JOIN_EVERY", 3)
-    tables, read, look = Tables(spark, lake), list[str](), Files.read
+    tables, read, look = Tables(lake), list[str](), Files.read
     monkeypatch.setattr(Files, "read", lambda files, uri: (read.append(uri), look(files, uri))[1])
     for count, joined in ((4, False), (2, True), (1, False), (0, False)):
         group.send_dead(count)
-        assert group.archive(spark, lake, rows_per_batch=2).run_once().rows == count
+        assert group.archive(lake, rows_per_batch=2).run_once().rows == count
         read.clear()
         state = read_state(tables)
         assert len(read) == 2 + joined, "the mark of the last checkpoint, and commits"
@@ -60,63 +49,34 @@ def test_small_files_are_joined_and_the_state_is_found_behind_that(
 
 
 @pytest.mark.extended
-def test_rows_that_are_not_on_this_machine_are_found_out(
-    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster's workers wrote them to disks of their own; what the error says undoes that.
-
-    What it says of a new lake is tried on a real cluster, in `test_crashes`.
-    """
-    check, cluster = Tables.check_shared, Mock()
-    cluster.sparkContext.master = "spark://master:7077"
-
-    def elsewhere(tables: Tables) -> None:
-        Path(next(tables.commits())["added"][0].removeprefix("file://")).unlink()
-        monkeypatch.setattr(tables, "spark", cluster)
-        check(tables)
-
-    group.send_dead(4)
-    assert group.archive(spark, lake).run_once().rows == 4
-    group.send_dead(4)
-    with monkeypatch.context() as apart:
-        apart.setattr(Tables, "check_shared", elsewhere)
-        with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
-            group.archive(spark, lake).run_once()
-    (restore,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", str(found.value))
-    spark.sql(restore).collect()
-    assert group.archive(spark, lake).run_once().rows == 4
-    assert places_of(tmp_path / "lake") == group.places()
-
-
-@pytest.mark.extended
 def test_a_restored_table_is_archived_again(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
     """From the state of that version; what topics have lost since is a gap."""
-    job, table, dlq = group.archive(spark, lake), quoted(lake.table(RECORDS_TABLE)), group.topology.dlq
+    job, table, dlq = group.archive(lake), quoted(lake.table(RECORDS_TABLE)), group.topology.dlq
     group.send_dead(6)
     job.run_once()
-    version = next(Tables(spark, lake).commits())["version"]
+    version = next(Tables(lake).commits())["version"]
     group.send_dead(6)
     job.run_once()
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')")
     spark.sql(f"RESTORE {table} TO VERSION AS OF {version}").collect()
-    group.delete_before(dlq, 0, 5)
+    group.operator.delete_records(dlq, 0, 5)
     result = job.run_once()
     assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in result.gaps] == [
         (0, 3, 5, RETENTION)
     ]
     assert result.rows == 4
     assert places_of(tmp_path / "lake") == group.places() + Counter((dlq, 0, offset) for offset in range(3))
-    rows = Tables(spark, lake).read()  # overwritten, its log no longer says how far it reaches
+    rows = Tables(lake).read()  # overwritten, its log no longer says how far it reaches
     rows.where("offset < 4").write.format("delta").mode("overwrite").save(lake.table(RECORDS_TABLE))
     assert job.run_once().rows == 3
     assert places_of(tmp_path / "lake").total() == 10
 
 
 def test_a_table_that_is_gone_or_of_another_lake_is_refused(
-    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty one in its place would hide what is lost; and two clusters are not mixed."""
-    job, folder = group.archive(spark, lake), tmp_path / "lake"
+    job, folder = group.archive(lake), tmp_path / "lake"
     group.send_dead(2)
     job.run_once()
     with monkeypatch.context() as other:
@@ -135,15 +95,16 @@ def test_a_table_that_is_gone_or_of_another_lake_is_refused(
     assert job.run_once().rows == 2
 
 
-def test_a_deleted_topic_is_a_gap(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
+def test_a_deleted_topic_is_a_gap(group: Group, lake: Lake) -> None:
     """With what was not read of it, once; what is left of its handler is archived, though nothing names it any more."""
-    job = group.archive(spark, lake)
+    job = group.archive(lake)
     group.send_dead(2)
     job.run_once()
     group.send_dead(25)
     group.retry(0, waiting(0), key=b"k", value=b"v")
-    delete_topics(group, group.topology.dlq, group.topology.pending_changelog)
-    outlook = {topic.topic: topic for topic in find_outlook(spark, lake, group.admin, group.topology.group)}
+    for name in (group.topology.dlq, group.topology.pending_changelog):
+        group.operator.delete_topic(name)
+    outlook = {topic.topic: topic for topic in find_outlook(lake, group.admin, group.topology.group)}
     assert [topic for topic, seen in outlook.items() if seen.at_risk(0)] == [group.topology.dlq]
     result = job.run_once()
     assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in result.gaps] == [
@@ -157,10 +118,10 @@ def test_a_deleted_topic_is_a_gap(spark: SparkSession, group: Group, lake: Lake,
     assert (again.gaps, [life.epoch for life in again.new_lives]) == ((), [2])
 
 
-def test_of_two_writers_one_is_refused(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
+def test_of_two_writers_one_is_refused(group: Group, lake: Lake, tmp_path: Path) -> None:
     """Where no lock keeps them apart, Delta's own sequence does: the later one writes nothing."""
     group.send_dead(4)
-    first, second = group.archive(spark, lake), group.archive(spark, lake)
+    first, second = group.archive(lake), group.archive(lake)
     rows = second._rows
 
     def overtaken(*arguments: object) -> object:
@@ -177,20 +138,16 @@ def test_of_two_writers_one_is_refused(spark: SparkSession, group: Group, lake: 
     assert places_of(tmp_path / "lake") == group.places()
 
 
-def test_what_an_open_transaction_holds_back_is_behind(spark: SparkSession, group: Group, lake: Lake) -> None:
+def test_what_an_open_transaction_holds_back_is_behind(group: Group, lake: Lake) -> None:
     """It cannot be read yet, and is not archived either."""
-    job, topic = group.archive(spark, lake), group.topology.dlq
+    job, topic = group.archive(lake), group.topology.dlq
     group.send_dead(2)
     job.run_once()
-    producer = group.connection.client(Producer, transactional_id=f"{group.topology.group}.open")
-    producer.init_transactions(20)
-    producer.begin_transaction()
-    producer.produce(topic, partition=0, value=b"open")
-    assert producer.flush(20) == 0
+    producer = group.begin(topic, [b"open"], 0)
     group.send_dead(4)
 
     def seen() -> tuple[int, int]:
-        outlook = find_outlook(spark, lake, group.admin, group.topology.group)
+        outlook = find_outlook(lake, group.admin, group.topology.group)
         return next((each.behind, each.undecided) for each in outlook if each.topic == topic)
 
     try:

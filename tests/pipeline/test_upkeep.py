@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from history import Group
+from history import CommandLine, Group
 from lives import GROUP, MAIN, NOON_MS, TOPIC_ID
 from lives import Archive as Rows
 from pyspark.sql import functions as F
@@ -46,12 +45,6 @@ DAY = date(2020, 1, 1)
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
-def upkeep(spark: SparkSession, lake: Lake) -> Callable[..., Upkeep]:
-    """Return the commands."""
-    return lambda **options: Upkeep(spark, lake, now_ms=lambda: FAR_MS, **options)
-
-
 def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
     """Find the files below a folder that hold some bytes, as they are or compressed in Parquet."""
     import pyarrow.parquet as pq
@@ -64,13 +57,11 @@ def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
             yield path
 
 
-def keys(spark: SparkSession, lake: Lake) -> list[bytes]:
-    """Return the archived records' keys."""
-    return sorted(bytes(row["key"]) for row in Tables(spark, lake).read().select("key").collect())
+def keys(lake: Lake) -> list[bytes]:
+    return sorted(bytes(row["key"]) for row in Tables(lake).read().select("key").collect())
 
 
 def now_ms() -> int:
-    """Return the time."""
     return time.time_ns() // 1_000_000
 
 
@@ -80,13 +71,7 @@ def dies(*_: object) -> None:
 
 
 def test_erasing_a_key_leaves_no_trace_in_the_lake(
-    spark: SparkSession,
-    group: Group,
-    lake: Lake,
-    tmp_path: Path,
-    upkeep: Callable[..., Upkeep],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Table, log, quarantine, change data, reports; and nothing of it comes back from the topics.
 
@@ -97,8 +82,9 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     group.dead(1, dead(1), key=b"other")
     group.send(group.topology.dlq, 0, ADDRESS, b"unreadable " + ADDRESS, (("retry-attempt", ADDRESS),))
     group.flush()
-    job = group.archive(spark, lake)
+    job = group.archive(lake)
     assert job.run_once().rows == 3
+    upkeep = Upkeep(lake, now_ms=lambda: FAR_MS)
     report = tmp_path / "lake" / DERIVED / "report.html"
     report.parent.mkdir()
     report.write_bytes(ADDRESS)
@@ -121,15 +107,15 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
         with monkeypatch.context() as dying:
             dying.setattr(owner, step, dies)
             with pytest.raises(SystemExit):
-                upkeep().erase(ADDRESS)
+                upkeep.erase(ADDRESS)
         assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
     for file in (tmp_path / "lake" / RECORDS_TABLE).rglob("*.parquet"):
         os.utime(file, (FAR_MS / 1_000, FAR_MS / 1_000))  # written by a machine whose clock is ahead: a vacuum keeps it
     with monkeypatch.context() as refusing:
         refusing.setattr(Files, "remove", lambda *_: None)
         with pytest.raises(ErasureUnfinishedError, match=r"may hold erased records .* --resume' with the same --lake"):
-            upkeep().erase(ADDRESS)
-    assert len(Erasures(Facts(spark, lake)).open()) == 1
+            upkeep.erase(ADDRESS)
+    assert len(Erasures(lake).open()) == 1
     capsys.readouterr()
     (tmp_path / "key").write_bytes(ADDRESS + b"\n")
     line = ["pipeline", "erase", "--lake", lake.uri, "--broker", group.connection.bootstrap]
@@ -140,21 +126,24 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     assert capsys.readouterr().out.count("keeps 2 records of the key until it has an outcome") == 1
     assert job.run_once().rows == 0
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
-    assert keys(spark, lake) == [b"other"]
+    assert keys(lake) == [b"other"]
 
 
 def test_a_record_that_waited_is_erased_with_its_later_hops(
-    spark: SparkSession, group: Group, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    group: Group, lake: Lake, monkeypatch: pytest.MonkeyPatch, command: CommandLine
 ) -> None:
-    """They arrive after the erasure, with key and payload; what is new of the key, or tells no time, is kept."""
+    """They arrive after the erasure, with key and payload; what is new of the key, or tells no time, is kept.
+
+    Where the erasure dies before that, status lists it until it is resumed, without its key.
+    """
 
     def hop(number: int, first_failed_ms: int, key: bytes = b"ada") -> None:
         group.retry(0, waiting(number, first_failed_ms=first_failed_ms, attempt=2, delivery=2), key=key, value=b"v")
 
-    job, failed_ms = group.archive(spark, lake), now_ms()
+    job, failed_ms = group.archive(lake), now_ms()
     group.retry(0, waiting(0, first_failed_ms=failed_ms), key=b"ada", value=b"v")
     assert job.run_once().rows == 1
-    maintenance = Upkeep(spark, lake, now_ms=now_ms)
+    maintenance = Upkeep(lake, now_ms=now_ms)
     assert maintenance.erase(b"ada").rows == 1
     hop(0, failed_ms)
     hop(1, failed_ms, key=b"other")
@@ -162,32 +151,41 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
     group.send(group.topology.dlq, 0, b"ada", b"damaged", (("retry-first-failed-ms", b"1e3"), ("h", None)))
     group.flush()
     assert job.run_once().rows == 3
-    assert keys(spark, lake) == [b"ada", b"ada", b"other"]
+    assert keys(lake) == [b"ada", b"ada", b"other"]
 
     with monkeypatch.context() as dying:  # a hop that is archived while an erasure is not finished goes with its end
         dying.setattr(Upkeep, "_delete", dies)
         with pytest.raises(SystemExit):
             maintenance.erase(b"other")
-    (begun,) = Erasures(Facts(spark, lake)).open()
+    (begun,) = Erasures(lake).open()
     with monkeypatch.context() as blind:
         blind.setattr(Erasures, "reach", lambda _: {})
         hop(1, begun.erased_ms, key=b"other")
         hop(3, begun.erased_ms + 1, key=b"other")
         assert job.run_once().rows == 2
-    assert [erased.rows for erased in maintenance.resume_erasures()] == [2]
-    assert keys(spark, lake) == [b"ada", b"ada", b"other"]
+    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
+    code, facts = command("status", *where)
+    assert (code, [each["key_hash"] for each in facts["open_erasures"]]) == (ExitCode.FINDING, [begun.key_hash])
+    for wrong in (("--key", "other"), where, ("--client-config", __file__)):
+        assert command("erase", "--resume", *wrong)[0] == ExitCode.USAGE
+    assert command("erase", "--resume") == (0, {"erasures": [{"rows": 2, "key_hash": begun.key_hash}]})
+    code, facts = command("status", *where)
+    assert (code, facts["open_erasures"]) == (0, [])
+    assert keys(lake) == [b"ada", b"ada", b"other"]
 
 
 def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, lake: Lake) -> None:
-    """What is in the lake has arrived, whatever the time is here; a resumed erasure reaches as far."""
+    """What is in the lake has arrived, whatever the time is here."""
     rows = Rows()
     for number in range(2):
         key = hash_key(b"ada", lake.salt) if number else "other"
         rows.failed(number, 1, key=key, first_failed_ms=NOON_MS, arrived_ms=NOON_MS)
-    Tables(spark, lake).append(rows.frame(spark))
-    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS - 300_000).erase(b"ada").rows == 1
-    assert Tables(spark, lake).read().count() == 1
-    assert Erasures(Facts(spark, lake)).reach() == {hash_key(b"ada", lake.salt): NOON_MS}
+    Tables(lake).append(rows.frame(spark))
+    late = Upkeep(lake, now_ms=lambda: NOON_MS - 300_000)
+    assert [late.erase(b"ada").rows for _ in range(2)] == [1, 0]
+    assert Tables(lake).read().count() == 1
+    assert Erasures(lake).reach() == {hash_key(b"ada", lake.salt): NOON_MS}, "the second one reaches as far"
+    assert Erasures(lake).open() == ()
 
 
 def test_events_of_an_erased_record_go_with_it(spark: SparkSession, lake: Lake) -> None:
@@ -200,67 +198,17 @@ def test_events_of_an_erased_record_go_with_it(spark: SparkSession, lake: Lake) 
     value = f"IF(h.key = '{RETRY_ORIGIN}', encode(concat('{MAIN}@{TOPIC_ID}/0/', id), 'UTF-8'), h.value)"
     headers = F.expr(f"transform(headers, h -> named_struct('key', h.key, 'value', {value}))")
     many = rows.frame(spark, rows.rows[:1]).crossJoin(spark.range(2, 3_000)).withColumns({"headers": headers})
-    Tables(spark, lake).append(rows.frame(spark).unionByName(many.withColumn("offset", F.col("id")).drop("id")))
-    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS).erase(b"ada").rows == 3_000
+    Tables(lake).append(rows.frame(spark).unionByName(many.withColumn("offset", F.col("id")).drop("id")))
+    assert Upkeep(lake, now_ms=lambda: NOON_MS).erase(b"ada").rows == 3_000
     assert max(commit.stat().st_size for commit in (place / "_delta_log").glob("*.json")) < 100_000
-    left = Tables(spark, lake).read().select("station", "offset").collect()
+    left = Tables(lake).read().select("station", "offset").collect()
     assert sorted(map(tuple, left)) == [("events", 1), ("retry", 1)]
 
 
-@pytest.mark.extended
-def test_an_erasure_that_dies_is_resumed_without_its_key(
-    spark: SparkSession,
-    group: Group,
-    lake: Lake,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """What had arrived before is not archived; status lists it until it has ended; what came later stays."""
-    job = group.archive(spark, lake)
-    group.dead(0, replace(dead(0), error_message="no such user grace"), key=b"grace")
-    group.dead(1, dead(1), key=b"other")
-    assert job.run_once().rows == 2
-    group.dead(1, dead(2), key=b"grace", value=b"grace was here before")
-    upkeep = Upkeep(spark, lake, now_ms=now_ms)
-    with monkeypatch.context() as dying:
-        dying.setattr(Upkeep, "_delete", dies)
-        with pytest.raises(SystemExit):
-            upkeep.erase(b"grace")
-    (begun,) = Erasures(Facts(spark, lake)).open()
-    group.dead(1, replace(dead(3), first_failed_ms=now_ms()), key=b"grace", value=b"grace is back")
-    assert job.run_once().rows == 1, "one of the two is left out"
-    assert keys(spark, lake) == [b"grace", b"grace", b"other"]
-
-    where = ["--lake", lake.uri, "--broker", group.connection.bootstrap, "--group", group.topology.group]
-    capsys.readouterr()
-    assert retryapp(["pipeline", "status", *where]) == ExitCode.FINDING
-    assert f"'retryapp pipeline erase --resume --lake {lake.uri}'" in capsys.readouterr().out
-    resume = ["pipeline", "erase", "--resume", "--lake", lake.uri, "--json"]
-    for wrong in (["--key", "grace"], where[2:], ["--client-config", __file__]):
-        assert retryapp([*resume, *wrong]) == ExitCode.USAGE
-    capsys.readouterr()
-    assert retryapp(resume) == ExitCode.FINE
-    assert json.loads(capsys.readouterr().out) == {"erasures": [{"rows": 1, "key_hash": begun.key_hash}]}
-    assert retryapp(["pipeline", "status", *where, "--json"]) == ExitCode.FINE
-    assert json.loads(capsys.readouterr().out)["open_erasures"] == []
-    assert keys(spark, lake) == [b"grace", b"other"]
-    assert not list(files_with(tmp_path / "lake", b"no such user grace"))
-    assert list(files_with(tmp_path / "lake", b"grace is back"))
-
-    behind = Upkeep(spark, lake, now_ms=lambda: begun.erased_ms - 1)  # a machine whose clock is slow
-    with monkeypatch.context() as dying:
-        dying.setattr(Upkeep, "_purge", dies)
-        with pytest.raises(SystemExit):
-            upkeep.erase(b"grace")
-    assert behind.erase(b"grace").rows == 0, "it reaches as far as the one before"
-    assert Erasures(Facts(spark, lake)).open() == ()
-
-
-def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_which_erasures_are_open(lake: Lake, tmp_path: Path) -> None:
     """Those that no later end covers: of their key, whole, and of whatever version."""
-    facts = Facts(spark, lake)
-    erasures, kay, lee = Erasures(facts), Erasure(100, "ab"), Erasure(70, "cd")
+    facts = Facts(lake)
+    erasures, kay, lee = Erasures(lake), Erasure(100, "ab"), Erasure(70, "cd")
     assert erasures.open() == ()
     erasures.begin(kay)
     facts.put(ERASURES_TABLE, "cd 70", {"key_hash": "cd", "erased_ms": 70})  # as versions without an end wrote it
@@ -279,14 +227,14 @@ def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path
     assert erasures.open() == (Erasure(200, "ab"),)
 
 
-def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path, upkeep: Callable[..., Upkeep]) -> None:
+def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     """By day, and files that nothing needs; each commit says how far the archive has come, for the log forgets."""
-    rows, table, folder = Rows(), Tables(spark, lake), tmp_path / "lake"
+    rows, table, folder = Rows(), Tables(lake), tmp_path / "lake"
     for offset in range(3):
         rows.failed(offset, 1)
     table.append(rows.frame(spark).repartitionByRange(3, "offset"), optimizeWrite="false")
     assert len(table.read().inputFiles()) == 3
-    job = upkeep()
+    job = Upkeep(lake, now_ms=lambda: FAR_MS)
     table.join_small_files()
     before = read_state(table)
     job.vacuum(0)
@@ -303,15 +251,11 @@ def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path, upke
 
 
 def test_whoever_changes_the_table_waits_until_no_other_does(
-    spark: SparkSession,
-    group: Group,
-    lake: Lake,
-    upkeep: Callable[..., Upkeep],
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, group: Group, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A vacuum would take a running batch's files, and an erasure would miss what is written."""
-    Tables(spark, lake).append(Rows().frame(spark))
-    holds, job = Holds(spark, lake), upkeep(wait_s=0.0)
+    Tables(lake).append(Rows().frame(spark))
+    holds, job = Holds(lake), Upkeep(lake, now_ms=lambda: FAR_MS, wait_s=0.0)
     commands: dict[str, Callable[[], object]] = {
         "expire": lambda: job.expire(DAY),
         "vacuum": lambda: job.vacuum(0),
@@ -322,7 +266,7 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
         for name, command in commands.items():
             with pytest.raises(HeldError, match=rf"the {name} run cannot .*: archive \(process"):
                 command()
-    analysis = Analysis(spark, lake, now_ms=lambda: FAR_MS)
+    analysis = Analysis(lake, now_ms=lambda: FAR_MS)
     with analysis.hold():
         with pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
             job.erase(ADDRESS)
@@ -338,19 +282,15 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
         waited.append(holder)
         stopped.set()
 
-    archive = group.archive(spark, lake)
+    archive = group.archive(lake)
     with holds.take("vacuum", RECORDS_HOLD), pytest.raises(HeldError, match="vacuum"):
         archive.run_once(on_wait=note, stopped=stopped)
     assert len(waited) == 1
     assert archive.run_once().rows == 1
 
-    line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait"]
-    assert retryapp([*line, "soon"]) == ExitCode.USAGE
-    capsys.readouterr()
+    line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait", "300ms"]
     with holds.take("archive", RECORDS_HOLD):
         began_s = time.monotonic()
-        assert retryapp([*line, "300ms"]) == ExitCode.ENVIRONMENT
+        assert retryapp(line) == ExitCode.ENVIRONMENT
         assert 0.3 <= time.monotonic() - began_s < TURN_S
-    shown = capsys.readouterr().err
-    assert "waiting for another run: archive (process" in shown
-    assert "while another run does: archive (process" in shown
+    assert "waiting for another run: archive (process" in capsys.readouterr().err

@@ -1,30 +1,13 @@
-"""Scripts of `tools` as modules, and programs that look like Java."""
+"""Programs that look like Java."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-LoadTool = Callable[[str], ModuleType]
 FakeJava = Callable[[Path, str], Path]
-
-
-@pytest.fixture
-def load_tool(project_root: Path) -> LoadTool:
-
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"{name}_tool", project_root / "tools" / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 @pytest.fixture

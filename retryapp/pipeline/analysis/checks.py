@@ -92,8 +92,6 @@ def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
     return _judge(shown, sums,
         _Check("journeys.reason is known", ERROR, f"rows whose reason is none of {', '.join(REASONS)}",
                F.col("fate").isin("dead", "discarded") & ~F.col("reason").isin(*REASONS), ("failure_id", "reason")),
-        _Check("dead journeys have a reason", ERROR, "dead without a reason",
-               (F.col("fate") == "dead") & F.col("reason").isNull() & F.col("error_type").isNotNull(), ("failure_id",)),
         _Check("no attempt was early", ERROR, "attempts that began before they were due",
                F.size("early") > 0, ("failure_id", "delivery", "lateness_ms"), F.size("early")),
         _Check("no hand-off is there twice", WARN, "records that were handed off more than once",

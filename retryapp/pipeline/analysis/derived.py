@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES, READINGS_TABLE
 from retryapp.pipeline.errors import OtherRunError, TableMissingError
-from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.tables import DERIVED
 
 _RESULT: Final = "analysis"  # of several files the last one counts
@@ -25,10 +25,9 @@ class Derived:
     each run that had new records, which the result lists.
     """
 
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark = spark
+    def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._files = Files(spark, lake.uri)
+        self._files = lake.files
 
     def place(self, name: str, run_id: str | None = None) -> str:
         """Return the URI of a table, of a run."""
@@ -37,7 +36,7 @@ class Derived:
     def read(self, name: str, *run_ids: str) -> DataFrame:
         """Return a table of these runs; of none: as the last run left it that ended in order."""
         run_ids = run_ids or _runs_of(self.last_result(), name)
-        return self._spark.read.schema(DERIVED_TABLES[name]).parquet(*(self.place(name, each) for each in run_ids))
+        return self._lake.spark.read.schema(DERIVED_TABLES[name]).parquet(*(self.place(name, each) for each in run_ids))
 
     def put(self, name: str, frame: DataFrame, run_id: str) -> DataFrame:
         """Write a table of a run; return it as it was written."""

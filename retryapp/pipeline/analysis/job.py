@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import checks, counts
@@ -21,8 +21,6 @@ from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.analysis.rollup import MOST_BINS, delays, fitting_length, rollup
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, READINGS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.erasures import Erasures
-from retryapp.pipeline.errors import TableMissingError
-from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
@@ -46,22 +44,20 @@ class Analysed:
 
     @property
     def is_sound(self) -> bool:
-        """Tell whether no check of severity error failed."""
         return not any(verdict.is_error for verdict in self.verdicts)
 
 
 class Analysis:
     """Runs the job on one lake, for the groups that it is given."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
-        self._spark = spark
-        facts = Facts(spark, lake)
-        self._gaps = Gaps(facts)
-        self._erasures = Erasures(facts)
-        self._derived = Derived(spark, lake)
-        self._tables = Tables(spark, lake)
+    def __init__(self, lake: Lake, *, now_ms: Callable[[], int]) -> None:
+        self._spark = lake.spark
+        self._gaps = Gaps(lake)
+        self._erasures = Erasures(lake)
+        self._derived = Derived(lake)
+        self._tables = Tables(lake)
         self._now_ms = now_ms
-        self._holds = Holds(spark, lake)
+        self._holds = Holds(lake)
 
     def hold(self, **how: Any) -> AbstractContextManager[object]:
         """Keep other analyses away while the body cuts, archives and runs; ``how`` is as of ``Holds.take``."""
@@ -73,8 +69,6 @@ class Analysis:
         ``broker`` and ``client_config`` are for the commands that the report suggests.
         Where nothing is new since the run before, its result stands.
         """
-        if not self._tables.exists():
-            raise TableMissingError(self._tables.lake.uri)
         reached = {"broker": broker, "client_config": client_config}
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.group for cut in taken))

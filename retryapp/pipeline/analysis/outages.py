@@ -46,7 +46,6 @@ class Interval:
 
     @property
     def ratio(self) -> float:
-        """Share that failed."""
         return self.failed / (self.ok + self.failed)
 
 

@@ -154,7 +154,6 @@ def _read_event(value: bytes) -> Said:
 
 
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
-    """Read a batch of records."""
     if not len(station):
         return pa.nulls(0, _TYPES)
     with _no_collection():

@@ -19,7 +19,6 @@ _ROLES: Final = (
 MARKERS: Final = {role: f"#fe01{number:02x}" for number, role in enumerate(_ROLES, 16)}
 """Role → a colour that no theme has."""
 HOUR_MS: Final = 3_600_000
-POWERS: Final = [10.0**power for power in range(-3, 7)]
 _LETTER: Final = 7.6
 """Width of a letter of a label at most, in pixels: Vega measures with a font that the reader may not have."""
 
@@ -71,7 +70,6 @@ def _names(values: Rows) -> Any:
 
 
 def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> Chart:
-    """Return horizontal bars of records, in parts."""
     values = [
         {"name": _written(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
@@ -93,7 +91,6 @@ def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> C
 
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
-    """Return failures by cause over time."""
     roles = {fingerprint: f"c{number}" for number, fingerprint in enumerate(names, 1)}
     values = []
     for row in rows:
@@ -121,22 +118,3 @@ def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:
         .properties(width=WIDTH, height=170)
     )
     return Chart(_svg(chart), tuple(legend))
-
-
-def ranges(rows: Rows) -> Chart:
-    """Return lateness by tier: a line from half of the attempts to 99 in 100, on a logarithmic scale."""
-    quantiles = {"p50_ms": ("1 in 2", "good"), "p90_ms": ("9 in 10", "wait"), "p99_ms": ("99 in 100", "bad")}
-    named = [{**row, "name": _written(str(row["name"]))} for row in rows]
-    points = [{"name": row["name"], "q": key, "s": max(row[key], 1) / 1_000} for row in named for key in quantiles]
-    spans = [
-        {"name": row["name"], "s": max(row["p50_ms"], 1) / 1_000, "to": max(row["p99_ms"], 1) / 1_000} for row in named
-    ]
-    y = _names(points)
-    logarithmic = alt.Scale(type="log", nice=True)
-    x = alt.X("s:Q", title="seconds after due", scale=logarithmic, axis=alt.Axis(values=POWERS, format="~g"))
-    lines = alt.Chart(alt.InlineData(spans)).mark_rule(color=MARKERS["line"], strokeWidth=4).encode(x=x, x2="to:Q", y=y)
-    scale = alt.Scale(domain=list(quantiles), range=[MARKERS[role] for _, role in quantiles.values()])
-    dots = alt.Chart(alt.InlineData(points)).mark_circle(size=90, opacity=1)
-    dots = dots.encode(x=x, y=y, color=alt.Color("q:N", scale=scale))
-    chart = (lines + dots).properties(width=WIDTH, height=alt.Step(BAR))
-    return Chart(_svg(chart), tuple(quantiles.values()))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.core.text import counted
@@ -19,7 +18,6 @@ from retryapp.pipeline.analysis.outages import by_interval, of_counted_time, out
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.decisions import Decisions, judged
-from retryapp.pipeline.facts import Facts as StoredFacts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
 from retryapp.pipeline.session import beside
@@ -34,7 +32,6 @@ Facts = dict[str, Any]
 
 
 def collect(
-    spark: SparkSession,
     lake: Lake,
     *,
     now_ms: int,
@@ -46,7 +43,7 @@ def collect(
 
     With ``since_ms``, figures of attempts are of those that ended since.
     """
-    derived = Derived(spark, lake)
+    derived = Derived(lake)
     result = derived.last_result()
     run_id, bin_ms, begin_ms = result["run_id"], result["bin_ms"], _begin(since_ms, result["bin_ms"])
 
@@ -57,8 +54,8 @@ def collect(
 
     rollup = derived.read(ROLLUP_TABLE, run_id).cache()
     try:
-        with beside(spark, rest) as more:
-            every = causes_of(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
+        with beside(lake.spark, rest) as more:
+            every = causes_of(lake, result, now_ms=now_ms, since_ms=since_ms)
             first = sorted(every, key=lambda row: row["change"] != "regressed")
             shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]
             ways = all_ways = figures.ways(rollup)
@@ -102,20 +99,18 @@ def _begin(since_ms: int | None, length_ms: int) -> int | None:
     return None if since_ms is None else since_ms // length_ms * length_ms
 
 
-def causes_of(
-    spark: SparkSession, lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: int | None = None
-) -> list[Facts]:
+def causes_of(lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: int | None = None) -> list[Facts]:
     """Return causes as of an analysis, with decisions and changes; without a window the last day's are new.
 
     Where all of the archive is of this time, nothing is new.
     """
     until_ms, begin_ms = result["analysed_ms"], _begin(since_ms, result["bin_ms"])
-    rollup = Derived(spark, lake).read(ROLLUP_TABLE, result["run_id"])
+    rollup = Derived(lake).read(ROLLUP_TABLE, result["run_id"])
     found = causes(rollup, since_ms=begin_ms, until_ms=until_ms)
     if begin_ms is not None and result["began_ms"] > 2 * begin_ms - until_ms:
         for row in found:  # the archive has not all of the time before: fewer then does not say more now
             row["before"] = None if row["records"] > row["before"] else row["before"]
-    decided = Decisions(StoredFacts(spark, lake)).current()
+    decided = Decisions(lake).current()
     new_ms = until_ms - DAY_MS if begin_ms is None else begin_ms
     return judged(found, decided, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
 

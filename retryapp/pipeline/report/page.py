@@ -55,11 +55,6 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
         several = len({row["main"] for row in retries}) > 1
         bars = [{"name": attempt_name(row, with_main=several), **row} for row in retries[:16]]
         found["funnel"] = charts.stacked(bars, _ENDS, _END_NAMES)
-    tiers = [row for row in facts["lateness"] if row["tier"] is not None]
-    if tiers:
-        several = len({row["main"] for row in tiers}) > 1
-        tiers = [{"name": f"{row['main']}: {row['tier']}" if several else row["tier"], **row} for row in tiers]
-        found["lateness"] = charts.ranges(tiers[:12])
     return found
 
 

@@ -18,7 +18,7 @@ from typing import IO
 from retryapp.core.errors import DiskFullError, InvalidSettingError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256  # workers of one group on one machine
-OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
+OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR"
 
 
 @dataclass(frozen=True, slots=True)

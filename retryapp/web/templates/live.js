@@ -3,24 +3,19 @@
   const every = Number(document.body.dataset.live) * 1000;
   const ticks = (field) => field.type === "checkbox" || field.type === "radio";
   const state = (field) => (field.tagName === "DETAILS" ? "open" : ticks(field) ? "checked" : "value");
-  const fields = () => {
+  const byName = (selector, nameOf) => {
     const found = new Map();
-    for (const field of document.querySelectorAll("main :is(input:not([type=hidden]), select, textarea, details)")) {
-      let name = `${field.form?.getAttribute("action")} ${field.name} ${ticks(field) ? field.value : ""}`;
+    for (const each of document.querySelectorAll(selector)) {
+      let name = `${each.form?.getAttribute("action")} ${each.name} ${nameOf(each)}`;
       while (found.has(name)) name += "+"; // forms with one address have fields with one name
-      found.set(name, field);
+      found.set(name, each);
     }
     return found;
   };
-  const stops = () => {
-    const found = new Map();
-    for (const stop of document.querySelectorAll("main a, main button, main summary, main [tabindex]")) {
-      let name = `${stop.tagName} ${stop.getAttribute("href") ?? stop.textContent} ${stop.form?.getAttribute("action")} ${stop.name} ${stop.value}`;
-      while (found.has(name)) name += "+";
-      found.set(name, stop);
-    }
-    return found;
-  };
+  const fields = () =>
+    byName("main :is(input:not([type=hidden]), select, textarea, details)", (field) => (ticks(field) ? field.value : ""));
+  const stops = () =>
+    byName("main :is(a, button, summary, [tabindex])", (stop) => `${stop.tagName} ${stop.getAttribute("href") ?? stop.textContent} ${stop.value}`);
   const put = (page) => {
     const before = fields();
     const focus = document.activeElement;

@@ -8,8 +8,7 @@ import pytest
 
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level, Steering
 from retryapp.core.marks import PROGRESS, control_text, progress_value
-from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 
 
 def test_a_pause_that_waits_for_a_worker_is_shown(retryapp, shop):
@@ -77,19 +76,3 @@ async def charge(order: bytes) -> None: ...
     done = retryapp("outage", "open", "-A", group, "--why", "ledger is down", *more)
     assert done.code == 2
     assert f"the handler of orders has no {CIRCUITS[declared]}" in done.err
-
-
-def test_a_circuit_that_there_is_not_is_not_said_to_be_closed(retryapp, group: str, module: str, shop) -> None:
-    """One that is gone from the application is shown while it is forced open: `close` takes that back."""
-    topology = HandlerTopology(group=group, main=f"orders-{group}")
-    ensure_topics(
-        KafkaAdmin(KafkaConnection(shop.operator.bootstrap)), [topology], PlanOptions(create_main_partitions=1)
-    )
-    show = ("outage", "show", "-A", module, "--circuit", "legder")
-    done = retryapp(*show)
-    assert (done.code, f"the handler of {topology.main} has no circuit legder" in done.err) == (2, True)
-    none = retryapp(*show[:4])
-    assert (none.code, none.out.startswith("not forced open by anybody; whether")) == (0, True)
-    forced = HandlerCommand(id="ab12cd34", verb=HandlerVerb.OPEN, circuit="legder").to_record("", 0)
-    shop.publish(topology.control, 0, forced.key or b"", forced.value)
-    assert retryapp(*show).code == 1

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
-from confluent_kafka import KafkaException
 from harness import wait_for
 from harness.operator import Operator
-
-from retryapp.core.record import Origin
-from retryapp.core.row_keys import identity_of
-from retryapp.core.rows import PendingRow, encode_row
-
-
-def deleted(operator: Operator, topic: str, before: int) -> bool:
-    """Delete the records before an offset; False while the topic's policy does not allow it."""
-    with suppress(KafkaException):
-        operator.delete_records(topic, 0, before)
-        return True
-    return False
 
 
 def test_from_nothing_to_topics_that_are_fine(retryapp, module, bootstrap):
@@ -83,30 +68,6 @@ def test_the_plan_says_why(retryapp, module):
     assert topics["retry"]["config"]["retention.ms"] == str(7 * 24 * 3_600_000)
     missing = retryapp("plan", "-A", module, "--json")
     assert [(topic["role"], topic["action"]) for topic in missing.json["topics"]] == [("main", "missing")]
-
-
-def test_a_changelog_that_lost_its_owner_mark_can_be_adopted(retryapp, bootstrap, module):
-    """Its first record was deleted by hand; what is left may be anybody's, until somebody has looked."""
-    retryapp("topics", "create", "-A", module, "--create-main", 1)
-    changelog = f"{module}.orders-{module}.pending.changelog"
-    operator = Operator(bootstrap)
-    key = identity_of(Origin(f"orders-{module}", "t", 0, 1))
-    operator.publish(changelog, encode_row(PendingRow(None, b"", ())), key=key, partition=0)
-    operator.configure(changelog, "cleanup.policy", "delete")  # of a compacted topic none are deleted by offset
-    wait_for(lambda: deleted(operator, changelog, 1), "the new policy holds and the mark is gone")
-    operator.configure(changelog, "cleanup.policy", "compact")
-
-    found = retryapp("plan", "-A", module)
-    assert found.code == 1
-    assert "retryapp topics create --adopt" in found.out
-    refused = retryapp("topics", "create", "-A", module, "--json")
-    assert refused.code == 3
-    assert refused.json["error"]["type"] == "OwnerUnknownError"
-    assert "retryapp topics create --adopt" in refused.json["error"]["message"]
-
-    assert retryapp("topics", "create", "-A", module, "--adopt").code == 0
-    assert retryapp("topics", "create", "-A", module).code == 0
-    assert retryapp("plan", "-A", module).code == 0
 
 
 @pytest.mark.parametrize("words", [("pending", "list"), ("pipeline", "archive")])

@@ -111,15 +111,6 @@ def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_ove
     assert handed_over == [expected]
 
 
-def test_the_data_folder_reaches_the_settings(
-    folder: Path, handed_over: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It wins over the environment."""
-    monkeypatch.setenv("RETRYAPP_DATADIR", "elsewhere")
-    assert run(["worker", "wk_good", "--datadir", "state"]) == ExitCode.FINE
-    assert os.environ["RETRYAPP_DATADIR"] == str(folder / "state")
-
-
 def test_a_taken_port_is_named(handed_over: list[list[str]], retryapp: Callable[..., Any]) -> None:
     """Before anything starts; a free one is handed on."""
     with socket.create_server(("127.0.0.1", 0)) as server:

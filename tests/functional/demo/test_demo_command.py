@@ -30,7 +30,6 @@ def demo(tmp_path: Path, cache_dir: Path) -> Iterator[Child]:
         "TMPDIR": str(tmp_path),
         "RETRYAPP_CACHE_DIR": str(cache_dir),
         "RETRYAPP_DATADIR": str(tmp_path / "data"),
-        "RETRYAPP_DEMO_GROUP": "another",  # of workers that somebody starts by hand
     }
     command = [sys.executable, "-m", "retryapp.cli.main", "demo", "--records", str(RECORDS), "--json"]
     child = Child("demo", command, log_file=tmp_path / "log.txt", env=env).start()

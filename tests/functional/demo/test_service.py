@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from retryapp.demo import service
 from retryapp.demo.data import Flight, read_flights
 from retryapp.demo.service import EnrichmentService, planned_failures, planned_fault, serve
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, VisitTail
@@ -115,9 +116,10 @@ async def test_a_planned_reset_breaks_the_connection_once(start: Callable[..., A
     assert [visit.outcome for visit in house.tail.read()] == [Outcome.RESET]
 
 
-async def test_in_the_outage_everything_is_502(start: Callable[..., Any]) -> None:
+async def test_in_the_outage_everything_is_502(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the stated request on, for its length, even flights with a final answer are answered 502."""
-    house, flight = await start(outage_after=2, outage_s=1.0), flight_with(None)
+    monkeypatch.setattr(service, "OUTAGE_S", 1.0)
+    house, flight = await start(outage_after=2), flight_with(None)
     never = flight.model_copy(update={"arr_time": None})
     assert [(await house.ask(each))[0] for each in (flight, flight, never)] == [200, 502, 502]
     assert [visit.outcome for visit in house.tail.read()][1:] == [Outcome.DOWN] * 2

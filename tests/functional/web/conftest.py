@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
-from functional.web.server import Site, serving
+from functional.web.server import Site, opened
 from functional.web.worker import FakeWorker, busy_worker
 
-from retryapp.web import lists
+from retryapp.web import lists, peers
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no search end its page early because the machine is busy."""
+    """Let no search end its page early, and no worker seem silent, because the machine is busy."""
     monkeypatch.setattr(lists, "READ_S", 30.0)
+    monkeypatch.setattr(peers, "DEADLINE_S", 30.0)
 
 
 @pytest.fixture
@@ -25,5 +25,5 @@ def worker() -> FakeWorker:
 
 @pytest.fixture
 async def site(worker: FakeWorker) -> AsyncIterator[Site]:
-    async with serving(worker) as url, aiohttp.ClientSession() as session:
-        yield Site(url, worker, session)
+    async with opened(worker) as made:
+        yield made

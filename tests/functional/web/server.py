@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import faust
 from aiohttp.test_utils import TestServer
-from functional.web.worker import GROUP, NOW_MS, FakeWorker
+from functional.web.worker import BASE, GROUP, NOW_MS, FakeWorker
 
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.lookup.decoding import Decoding
@@ -43,6 +43,22 @@ class Site:
         assert headers["Content-Type"] == "application/json; charset=utf-8"
         return json.loads(body)
 
+    async def page(self, path: str, headers: Mapping[str, str] = {}) -> str:
+        """Return what a browser is shown."""
+        async with self.session.get(self.url + path, headers={"Accept": "text/html", **headers}) as response:
+            return await response.text()
+
+    async def post(
+        self, sent: Any, headers: Mapping[str, str] = {}, path: str = f"{BASE}/command"
+    ) -> tuple[int, str, Mapping[str, str]]:
+        """Send JSON as a program, or a form as a browser; return status, body and headers."""
+        body = {"json": sent} if "Accept" not in headers else {"data": sent}
+        asked_from = {"Origin": self.url} if "Accept" in headers else {}  # as browsers do
+        said = {name: value for name, value in {**asked_from, **headers}.items() if value}
+        asked: Any = {"headers": said, "allow_redirects": False, **body}
+        async with self.session.post(self.url + path, **asked) as response:
+            return response.status, await response.text(), response.headers
+
 
 ADMIN = Operators(local=Role.ADMIN)
 
@@ -56,6 +72,13 @@ async def serving(
     register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask, decoding=decoding)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")
+
+
+@asynccontextmanager
+async def opened(worker: FakeWorker, operators: Operators = ADMIN, **more: Any) -> AsyncIterator[Site]:
+    """Serve a worker's pages, with somebody before them; for what else may be said see `serving`."""
+    async with serving(worker, operators, **more) as url, aiohttp.ClientSession() as session:
+        yield Site(url, worker, session)
 
 
 class Served:

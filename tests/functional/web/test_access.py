@@ -276,31 +276,19 @@ async def test_a_known_name_is_one_of_these_pages(worker: FakeWorker) -> None:
         assert "evil.example" in body
 
 
-@pytest.mark.parametrize("hosts", ["retries.example:443", "https://retries.example", "*.example", "a b"])
-def test_a_host_that_no_request_names_is_refused(hosts: str) -> None:
-    """Else the pages would be refused under the name that was meant."""
-    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_HOSTS"):
-        parse_operators("", hosts=hosts)
+WRONG = {
+    "operators": ("ann", "ann:12", "local,,bob:xyz", f"ann:{'g' * 64}", f"ann:{'a' * 64}:root", "local:all", "anyone",
+                  "anyone:root"),
+    "proxies": ("proxy.example",),
+    "hosts": ("retries.example:443", "https://retries.example", "*.example", "a b"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "proxies"),
-    [
-        ("ann", ""),
-        ("ann:12", ""),
-        ("local,,bob:xyz", ""),
-        ("ann:" + "g" * 64, ""),
-        ("local:all", ""),
-        ("anyone", ""),
-        ("anyone:root", ""),
-        ("ann:" + "a" * 64 + ":root", ""),
-        ("", "proxy.example"),
-    ],
-)
-def test_a_setting_that_says_something_else_is_refused(text: str, proxies: str) -> None:
-    """No role is guessed, and no secret shown."""
-    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_") as error:
-        parse_operators(text, proxies=proxies)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_setting_that_says_something_else_is_refused(name: str, value: str) -> None:
+    """No role is guessed, and no secret shown; a host that no request names so would have the pages refused."""
+    with pytest.raises(InvalidSettingError, match=f"RETRYAPP_WEB_{name.upper()}") as error:
+        parse_operators(**{"text": "", "text" if name == "operators" else name: value})
     assert "g" * 64 not in str(error.value)
 
 
@@ -416,11 +404,8 @@ async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: Fa
             assert (MAIN in body) == told, "a login hook knows people, too"
 
 
-async def test_a_worker_asks_others_with_the_secret_of_the_group(
-    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWorker) -> None:
     """Pages of other machines need a token to be looked at, which workers do not have."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     other, asking = busy_worker(), worker
     other.parts[MAIN] = [partition(0, state="elsewhere"), partition(1, pending=40)]
     for secret, pending in (("s3cret", 43), ("another", 3), ("", 3)):

@@ -117,8 +117,8 @@ async def test_the_document_and_each_command_refuse_what_is_not_known(worker: Fa
     with pytest.raises(ValidationError, match="circiut"):
         COMMANDS[path][0].model_validate(slip)
     async with serving(worker, ADMIN) as url:
-        status, _ = await ask(url, address_of(path), method="POST", json=slip)
-    assert (status, worker.commands) == (400, [])
+        status, body = await ask(url, address_of(path), method="POST", json=slip)
+    assert (status, json.loads(body)["error"]["code"], worker.commands) == (400, "bad-command", [])
 
 
 def explore(operation: Any, mode: Any, checks: list[Any]) -> set[int]:

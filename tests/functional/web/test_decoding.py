@@ -9,11 +9,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import aiohttp
 import faust
 import pytest
 from confluent_kafka.serialization import SerializationContext
-from functional.web.server import Site, ask, serving
+from functional.web.server import ask, opened, serving
 from functional.web.test_lists import walk
 from functional.web.worker import BASE, GROUP, MAIN, FakeWorker, dead_metadata, metadata
 from html5lib import HTMLParser as HTMLParser5
@@ -185,8 +184,7 @@ async def test_a_search_by_field_looks_into_what_is_decoded(worker: FakeWorker) 
     worker.bury(501, dead_metadata(601), value=b'{"name": "ann"}')
     worker.bury(502, dead_metadata(602), value=encode("bob"))
     for known, expected in ((Decoding(decode), {500, 501}), (None, {501})):
-        async with serving(worker, decoding=known) as url, aiohttp.ClientSession() as session:
-            site = Site(url, worker, session)
+        async with opened(worker, decoding=known) as site:
             waiting = await walk(site, f"{BASE}/pending?field=/name=ann&format=json")
             dead = await walk(site, f"{BASE}/dead?field=/name=ann&format=json")
             assert {record["origin_offset"] for record in waiting} == expected
@@ -218,8 +216,7 @@ async def test_a_search_that_decodes_is_bounded(worker: FakeWorker, monkeypatch:
     for number in range(5):
         worker.wait(metadata(500 + number), key=None, value=encode("ann"))
         worker.bury(500 + number, dead_metadata(600 + number), value=encode("ann"))
-    async with serving(worker, decoding=Decoding(decode)) as url, aiohttp.ClientSession() as session:
-        site = Site(url, worker, session)
+    async with opened(worker, decoding=Decoding(decode)) as site:
         first = await site.facts(f"{BASE}/{kind}?field=/name=ann")
         assert first["next"] is not None
         assert first["scanned"] < 10

@@ -12,34 +12,32 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from functional.web.server import serving
+from functional.web.server import ask, serving
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, handler, metadata
 from samples import partition
 
 from retryapp.core.causes import summed
 from retryapp.core.jobs import Part
 from retryapp.core.row_keys import in_queue, queue_of
-from retryapp.ports import Activity, CauseTrends, PartitionLag
+from retryapp.ports import Activity, CauseTrends, PartitionInfo, PartitionLag
 from retryapp.web import peers
 from retryapp.web.group import group_of
+from retryapp.web.peers import DEADLINE_S
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def facts(url: str, path: str = f"{BASE}/", **headers: str) -> Any:
-    url += f"{path}{'&' if '?' in path else '?'}format=json"
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
-        assert answer.status == 200
-        return json.loads(await answer.text())
+    status, body = await ask(url, f"{path}{'&' if '?' in path else '?'}format=json", headers)
+    assert status == 200
+    return json.loads(body)
 
 
 async def page(url: str, path: str = f"{BASE}/") -> str:
-    async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
-        return await answer.text()
+    return (await ask(url, path))[1]
 
 
 def owner(peer: str) -> FakeWorker:
@@ -90,7 +88,6 @@ async def test_numbers_are_those_of_all_workers() -> None:
         group = handler["handler"]["group"]
         assert (group["pending"], group["dead"], group["in_flight"], group["silent"]) == (43, 6, 2, [])
         assert group["unknown_partitions"] == [2]
-        assert handler["handler"]["pending"] == 3, "this worker's own, for those who add workers up"
         alone = busy_worker().causes(MAIN)
         assert {each["cause_id"]: each["records"] for each in handler["causes"]} == {
             each.cause_id: each.records for each in summed([*alone[0], *alone[1]])
@@ -127,6 +124,7 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And before it has answered once they are unknown: never zero."""
+    monkeypatch.setattr(peers, "DEADLINE_S", DEADLINE_S)
     monkeypatch.setattr(peers, "FRESH_MS", -1)  # each page asks, and what is known is old at once
     numbers = {"partitions": [{"partition": 1, "state": "open", "pending": 40, "dead": 5}], "causes": []}
     answers = False
@@ -171,12 +169,13 @@ async def garbage(_request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("reply", [hang, flood, elsewhere, garbage])
-async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
+async def test_a_bad_neighbour_costs_a_page_little(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
     """The page says who did not answer; nothing of the reader's request went there."""
+    monkeypatch.setattr(peers, "DEADLINE_S", DEADLINE_S)
     async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
         began_s = time.monotonic()
         handler = await facts(url, Authorization="Bearer secret", Cookie="retryapp-operator=secret")
-        assert time.monotonic() - began_s < 3 * peers.DEADLINE_S
+        assert time.monotonic() - began_s < 3 * DEADLINE_S
         assert handler["handler"]["group"]["silent"] == [peer]
         assert handler["handler"]["group"]["pending"] == 3
         for request in asked:
@@ -232,7 +231,6 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
 
 async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One deadline bounds it: neither handlers nor list and total wait for one another."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)
     monkeypatch.setattr(peers, "FRESH_MS", -1)
     both, met = asyncio.Barrier(2), list[str]()
 
@@ -286,18 +284,28 @@ def dead_and_waiting(numbers: range, number: int) -> FakeWorker:
     return worker
 
 
+@asynccontextmanager
+async def pair(
+    left: FakeWorker, ours: PartitionInfo, right: FakeWorker, theirs: PartitionInfo
+) -> AsyncIterator[tuple[str, str]]:
+    """Serve two workers, which have one of two partitions each and take the other worker for the other's owner."""
+    async with serving(left) as one, serving(right) as two:
+        for worker, here, peer in ((left, ours, two), (right, theirs, one)):
+            away = partition(1 - here.partition, state="elsewhere", owner_url=peer)
+            worker.parts[MAIN] = [away, here] if here.partition else [here, away]
+        yield one, two
+
+
 async def walk(url: str, path: str) -> list[int]:
     """Return the offsets of a list, page by page: of records that wait, of first deliveries."""
     found: list[int] = []
-    async with aiohttp.ClientSession() as session:
-        while path:
-            async with session.get(url + path) as answer:
-                listed = json.loads(await answer.text())
-            assert len(listed["records"]) <= listed["limit"]
-            assert listed["first"] == 1 + len(found)
-            name = "offset" if "/dead?" in path else "origin_offset"
-            found += [each[name] for each in listed["records"]]
-            path = listed["next"]
+    while path:
+        listed = json.loads(await page(url, path))
+        assert len(listed["records"]) <= listed["limit"]
+        assert listed["first"] == 1 + len(found)
+        name = "offset" if "/dead?" in path else "origin_offset"
+        found += [each[name] for each in listed["records"]]
+        path = listed["next"]
     return found
 
 
@@ -306,12 +314,10 @@ async def walk(url: str, path: str) -> list[int]:
 async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, scan: int, limit: int) -> None:
     """Each record once, in the one order, over pages of any size, whichever worker is asked."""
     monkeypatch.setattr("retryapp.web.lists.SCAN_ROWS", scan)
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     left, right = dead_and_waiting(range(0, 20, 2), 0), dead_and_waiting(range(1, 30, 2), 1)
     offsets = [*range(20), *range(21, 30, 2)]
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [partition(0, pending=10, dead=10), partition(1, state="elsewhere", owner_url=two)]
-        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=15, dead=15)]
+    ours, theirs = partition(0, pending=10, dead=10), partition(1, pending=15, dead=15)
+    async with pair(left, ours, right, theirs) as (one, two):
         for url in (one, two):
             for path, expected in {
                 "dead?": offsets[::-1],
@@ -328,26 +334,20 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
 
 
-async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait_for() -> None:
     """Those of a circuit have keys of their own, which sort elsewhere."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     left, right = dead_and_waiting(range(0, 12, 2), 0), dead_and_waiting(range(1, 12, 2), 1)
     for worker in (left, right):
         worker.waiting[::2] = [
             replace(each, key=in_queue(each.key, queue_of("ledger"))) for each in worker.waiting[::2]
         ]
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [partition(0, pending=6), partition(1, state="elsewhere", owner_url=two)]
-        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=6)]
+    async with pair(left, partition(0, pending=6), right, partition(1, pending=6)) as (one, _):
         for limit in (1, 2, 50):
             assert await walk(one, f"{BASE}/pending?format=json&limit={limit}") == [*range(12)]
 
 
-async def test_a_page_of_the_longest_messages_comes_from_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_of_the_longest_messages_comes_from_another_worker() -> None:
     """In JSON each of their letters is six or twelve bytes."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     left, right = FakeWorker(infos=[handler(partitions=1)]), FakeWorker(infos=[handler(partitions=1)])
     for offset in range(500):
         right.wait(metadata(offset, error_message="\N{GRINNING FACE}" * 400), key=None, value=b"{}")
@@ -359,15 +359,11 @@ async def test_a_page_of_the_longest_messages_comes_from_another_worker(monkeypa
 
 
 @pytest.mark.parametrize("kind", ["dead", "pending"])
-async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(kind: str) -> None:
     """A worker that has joined or comes back has other partitions than the asked one knows of."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
-        right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
+    both_have = partition(0, pending=4, dead=4)
+    async with pair(left, both_have, right, both_have) as (one, _):
         listed = await facts(one, f"{BASE}/{kind}")
         assert sorted(each["offset"] if kind == "dead" else each["origin_offset"] for each in listed["records"]) == [
             *range(4)
@@ -376,13 +372,11 @@ async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missi
 
 
 @pytest.mark.parametrize("kind", ["causes", "waiting_causes"])
-async def test_causes_while_partitions_move_count_nothing_twice(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+async def test_causes_while_partitions_move_count_nothing_twice(kind: str) -> None:
     """Each partition counts by the worker that has it, as its other numbers do."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)
     left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
-        right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
+    both_have = partition(0, pending=4, dead=4)
+    async with pair(left, both_have, right, both_have) as (one, _):
         causes = (await facts(one))[kind]
         assert (sum(each["records"] for each in causes), [each for each in causes if "by" in each]) == (4, [])
 
@@ -393,9 +387,8 @@ async def test_a_cause_says_how_often_it_fails_on_all_workers(monkeypatch: pytes
     cause = left.causes(MAIN)[0][0].cause_id
     left.failing = CauseTrends(lately_s=300, before_s=300, lately={cause: 10}, before={cause: 200})
     right.failing = CauseTrends(lately_s=60, before_s=300, lately={cause: 10})
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
-        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=4, dead=4)]
+    ours, theirs = partition(0, pending=4, dead=4), partition(1, pending=4, dead=4)
+    async with pair(left, ours, right, theirs) as (one, two):
         for url in (one, two):
             told = await facts(url)
             about = [told["causes"][0], (await facts(url, f"{BASE}/dead?cause={cause}"))["about"]]
@@ -411,22 +404,14 @@ async def test_a_cause_says_how_often_it_fails_on_all_workers(monkeypatch: pytes
         assert "(before: " not in await page(one)
 
 
-async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers() -> None:
     """On the handler's page and on that of its partitions; of a silent worker it is unknown, and named."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)
     left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(6), 1)
     right.wait(metadata(90, 1, due_at_ms=NOW_MS - 900), key=None, value=None)
     right.behind = [PartitionLag(partition=1, committed=7_001, main=12)]
-    async with serving(left) as one, serving(right) as two:
-        left.parts[MAIN] = [
-            partition(0, pending=4, pending_by_tier={"5m": 4}), partition(1, state="elsewhere", owner_url=two),
-        ]  # fmt: skip
-        right.parts[MAIN] = [
-            partition(0, state="elsewhere", owner_url=one),
-            partition(1, pending=7, pending_by_tier={"5m": 1, "1h": 6}, release_lag_ms=2_300),
-        ]
+    ours = partition(0, pending=4, pending_by_tier={"5m": 4})
+    theirs = partition(1, pending=7, pending_by_tier={"5m": 1, "1h": 6}, release_lag_ms=2_300)
+    async with pair(left, ours, right, theirs) as (one, two):
         for url in (one, two):
             handler = await facts(url)
             assert (handler["due"]["overdue"], handler["due"]["day"]) == (
@@ -437,12 +422,8 @@ async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers(
             assert re.search("Waiting by delay</dt><dd>.*5 min</code> 5</span>.*1 h</code> 6</span>", text)
         listed = await facts(one, f"{BASE}/partitions")
         away = listed["partitions"][1]
-        assert (away["due"], away["release_lag_ms"], away["main_lag"], away["committed_offset"]) == (
-            1,
-            2_300,
-            12,
-            7_001,
-        )
+        shown = [away[name] for name in ("due", "release_lag_ms", "main_lag", "committed_offset")]
+        assert shown == [1, 2_300, 12, 7_001]
         assert (away["is_here"], away["owner_url"], listed["silent"]) == (False, two, [])
         alone = (await facts(one, f"{BASE}/partitions?routed=1"))["partitions"][1]
         assert (alone["due"], alone["state"]) == (None, "elsewhere"), "it asks no other worker"
@@ -485,7 +466,7 @@ async def test_a_worker_without_pages_is_an_owner_without_an_address() -> None:
     worker.infos = worker.infos[:1]
     async with serving(worker) as url:
         index, shown = await facts(url, "/retries/"), await page(url, "/retries/")
-        partitions = (await facts(url))["partitions"]
+        partitions = (await facts(url))["everywhere"]
     assert (index["todo"], index["silent"], index["workers"]) == ([], [], [])
     assert index["handlers"][0]["group"]["unknown_partitions"] == [1]
     assert partitions[1]["owner_url"] is None

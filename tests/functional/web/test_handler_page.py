@@ -12,12 +12,12 @@ from retryapp.ports import CircuitInfo
 
 
 async def test_lists_and_topics_that_it_publishes_to(site: Site, worker: FakeWorker) -> None:
-    _, _, plain = await site.get(f"{BASE}/")
+    plain = await site.page(f"{BASE}/")
     assert "<dt>Lists</dt>" not in plain
     assert "<dt>published</dt>" not in plain
     changes = {"batch": "up to 50 records", "publishes": ("receipts", "audit")}
     worker.infos = [replace(info, **changes) for info in worker.infos]
-    _, _, page = await site.get(f"{BASE}/")
+    page = await site.page(f"{BASE}/")
     assert "<dt>Lists</dt><dd>up to 50 records</dd>" in page
     for topic in ("receipts", "audit"):
         assert f"<dt>published</dt><dd><code>{topic}</code></dd>" in page
@@ -27,19 +27,9 @@ async def test_what_has_no_cause_is_counted_where_causes_are_known(site: Site, w
     """Of a partition that is not open they are not; its records may have run."""
     known = sum(each["records"] for each in (await site.facts(f"{BASE}/"))["waiting_causes"])
     worker.parts["shop.orders"] = [partition(0, pending=known + 3), partition(1, state="opening", pending=40)]
-    assert "; 3 more have none" in (await site.get(f"{BASE}/"))[2]
+    assert "; 3 more have none" in await site.page(f"{BASE}/")
     worker.parts["shop.orders"][0] = partition(0, pending=known)
-    assert "more have none" not in (await site.get(f"{BASE}/"))[2]
-
-
-async def test_partitions_page_says_where_a_circuit_is_not_closed(site: Site, worker: FakeWorker) -> None:
-    """Beside its lane, which is open all the same."""
-    worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="closed", circuit_since_ms=NOW_MS)
-    assert "circuit" not in (await site.get(f"{BASE}/partitions"))[2]
-    worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open", circuit_cause="8 of 9")
-    _, _, page = await site.get(f"{BASE}/partitions")
-    assert "circuit open since" in page
-    assert "8 of 9" in page
+    assert "more have none" not in await site.page(f"{BASE}/")
 
 
 async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
@@ -57,14 +47,15 @@ async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, 
     """Where it is and since when; one that is closed is no news."""
     cause = {"circuit_since_ms": NOW_MS - 60_000, "circuit_cause": "9 of 20 records failed: <E>"}
     worker.parts["shop.orders"][:2] = [partition(0, circuit="open", **cause), partition(1, circuit="closed")]
-    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
-    assert "circuit open since" in page
-    assert "9 of 20 records failed: &lt;E&gt;" in page
-    assert "circuit closed" not in page
-    assert "circuit open on 1" in index
+    for path in (f"{BASE}/", f"{BASE}/partitions"):
+        page = await site.page(path)
+        assert "circuit open since" in page
+        assert "9 of 20 records failed: &lt;E&gt;" in page
+        assert "circuit closed" not in page
+    assert "circuit open at partition 0: 9 of 20 records failed: &lt;E&gt;" in await site.page("/retries/")
     ledger = {"ledger": CircuitInfo(state="half-open", since_ms=NOW_MS - 60_000, cause="4 of 4: <E>")}
     worker.parts["shop.orders"][:2] = [partition(0, circuits=ledger), partition(1)]
-    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
+    page, index = await site.page(f"{BASE}/"), await site.page("/retries/")
     assert "circuit ledger half-open since" in page
     assert "4 of 4: &lt;E&gt;" in page
-    assert "circuit ledger half-open on 1" in index
+    assert "circuit ledger half-open at partition 0: 4 of 4: &lt;E&gt;" in index

@@ -6,8 +6,7 @@ import json
 from unittest.mock import Mock
 
 import pytest
-from functional.web.server import ADMIN
-from functional.web.test_actions import pages
+from functional.web.server import opened
 from functional.web.worker import BASE, MAIN, FakeWorker, job_parts
 
 from retryapp.core.errors import BrokerUnreachableError
@@ -23,10 +22,10 @@ async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
     parts = {number: job_parts()[number][-1].model_copy(update={"state": PartState.ENDED}) for number in (0, 1)}
     worker.remembered = {MAIN: {number: [part] for number, part in parts.items()}}
     worker.known, worker.not_begun = {"3f9ca81b02": {0: parts[0]}}, late
-    async with pages(worker, ADMIN) as site:
-        job = json.loads(await site.get(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
+    async with opened(worker) as site:
+        job = json.loads(await site.page(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
         assert (job["state"], job["not_begun"]) == (state, late[1:])
-        body = await site.get(f"{BASE}/jobs/3f9ca81b02")
+        body = await site.page(f"{BASE}/jobs/3f9ca81b02")
         assert ("It has not begun on 1 partition" in body) == (late[1:] == [3])
         assert 'data-live="30"' in body, "a worker is silent"
 
@@ -41,9 +40,9 @@ async def test_where_no_topic_can_be_read_a_job_is_shown_as_its_workers_know_it(
     worker.remembered = {MAIN: {0: [job_parts()[0][-1].model_copy(update={"state": PartState.ENDED})]}}
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state != "elsewhere"]  # no worker is silent
     monkeypatch.setattr(worker, "progress_of", Mock(side_effect=problem))
-    async with pages(worker, ADMIN) as site:
-        job = json.loads(await site.get(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
+    async with opened(worker) as site:
+        job = json.loads(await site.page(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
         assert (job["state"], job["not_begun"]) == ("ended", None)
-        body = await site.get(f"{BASE}/jobs/3f9ca81b02")
+        body = await site.page(f"{BASE}/jobs/3f9ca81b02")
         assert "Other partitions, where it may go on or has not begun, could not be looked at just now" in body
         assert 'data-live="30"' in body

@@ -27,7 +27,7 @@ async def walk(site: Site, path: str | None) -> list[dict[str, Any]]:
     """Return the records of a list, from page to page."""
     records: list[dict[str, Any]] = []
     while path:
-        page = json.loads((await site.get(path))[2])
+        page = json.loads(await site.page(path))
         records += page["records"]
         assert len(page["records"]) <= page["limit"]
         path = page["next"]
@@ -58,14 +58,14 @@ async def test_a_search_by_reason_is_bounded(site: Site, monkeypatch: pytest.Mon
     assert page["records"] == []
     assert page["scanned"] == 50
     assert page["next"] is not None
-    assert "there are more on the next page" in (await site.get(f"{BASE}/dead?reason=expired"))[2]
+    assert "there are more on the next page" in await site.page(f"{BASE}/dead?reason=expired")
 
 
 @pytest.mark.parametrize("path", [f"{BASE}/pending?limit=500", f"{BASE}/dead?limit=500"])
 @pytest.mark.parametrize("form", ["html", "json"])
 async def test_lists_hold_no_payload(site: Site, path: str, form: str) -> None:
     """Neither value nor foreign header of any record stands in a list."""
-    body = (await site.get(f"{path}&format={form}"))[2]
+    body = await site.page(f"{path}&format={form}")
     for part in ("4711", "traceparent", "north", "Zo", "user's own"):
         assert part not in body
 
@@ -75,7 +75,7 @@ async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, w
     worker.bury(900, dead_metadata(7_777, error_message="no shard 12", last_failed_ms=NOW_MS), key=b"customer-42")
     listed = (await site.facts(f"{BASE}/dead?key=customer-42"))["records"]
     assert [(each["offset"], each["key"], each["message"]) for each in listed] == [(900, "customer-42", "no shard 12")]
-    page = Outline((await site.get(f"{BASE}/dead"))[2])
+    page = Outline(await site.page(f"{BASE}/dead"))
     assert "customer-42" in page.text
     assert "no shard 12" in page.text
     assert f"{BASE}/dead?cause={listed[0]['cause_id']}" in page.links
@@ -83,7 +83,7 @@ async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, w
     assert [each["offset"] for each in of_cause] == [900]
     causes = (await site.facts(f"{BASE}/"))["causes"]
     assert [cause["records"] for cause in causes] == sorted((cause["records"] for cause in causes), reverse=True)
-    assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
+    assert "no shard <number>" in Outline(await site.page(f"{BASE}/")).text
 
 
 async def test_the_causes_of_what_waits_are_shown(site: Site, worker: FakeWorker) -> None:
@@ -94,9 +94,9 @@ async def test_the_causes_of_what_waits_are_shown(site: Site, worker: FakeWorker
         each for each in (await site.facts(f"{BASE}/"))["waiting_causes"] if each["name"].endswith("no shard <number>")
     ]
     assert (cause["records"], cause["attempts"]) == (3, 6)
-    page = Outline((await site.get(f"{BASE}/"))[2])
+    page = Outline(await site.page(f"{BASE}/"))
     assert f"{BASE}/pending?cause={cause['cause_id']}" in page.links
-    listed = Outline((await site.get(f"{BASE}/pending"))[2])
+    listed = Outline(await site.page(f"{BASE}/pending"))
     assert {link.partition("cause=")[0] for link in listed.links if "cause=" in link} == {f"{BASE}/pending?"}
     assert len((await site.facts(f"{BASE}/pending?cause={cause['cause_id']}"))["records"]) == 3
 
@@ -132,7 +132,7 @@ async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, 
         assert [each["offset"] for each in listed["records"]] == [900 + len(kind)]
         assert (listed["total"], listed["of"], listed["error_type"]) == (None, None, kind)
         for more, verbs in (("", ("replay", "discard")), ("&marked=1", ("replay", "discard", "restore"))):
-            links = Outline((await site.get(f"{BASE}/dead?error_type={kind}{more}"))[2]).links
+            links = Outline(await site.page(f"{BASE}/dead?error_type={kind}{more}")).links
             assert {link for link in links if "/jobs/new" in link} == {
                 f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in verbs
             }
@@ -178,7 +178,7 @@ async def test_letters_of_further_causes_are_listed_and_searched_and_no_job_is_o
     for more, found in (("", [900, 902]), ("&message=shard", [900]), ("&key=customer-8", [])):
         asked = f"{BASE}/dead?cause={OTHER_CAUSE}{more}"
         assert sorted(each["offset"] for each in (await site.facts(asked))["records"]) == found
-        assert not any("/jobs/new" in link for link in Outline((await site.get(asked))[2]).links)
+        assert not any("/jobs/new" in link for link in Outline(await site.page(asked)).links)
 
 
 async def test_the_number_of_what_waits_of_a_cause_is_said(
@@ -195,7 +195,7 @@ async def test_the_number_of_what_waits_of_a_cause_is_said(
     whole = sum(part.pending or 0 for part in worker.parts[MAIN])
     listed = await site.facts(asked)
     assert (len(listed["records"]), listed["total"], listed["of"]) == (50, 60, whole)
-    assert "1-50 of 60" in Outline((await site.get(asked))[2]).text
+    assert "1-50 of 60" in Outline(await site.page(asked)).text
     assert (await site.facts(f"{BASE}/pending?cause=c1-0000000000"))["total"] == 0
     for more in ("partition=0", "error_type=x", "since=1s"):
         assert (await site.facts(f"{asked}&{more}"))["total"] is None
@@ -214,10 +214,10 @@ async def test_a_page_says_how_many_it_has_looked_at(
     """Letters are read a few at a time, and none after some time; of how many, replayed ones included, is not known."""
     monkeypatch.setattr(lists, "READ_ROWS", 2)
     monkeypatch.setattr(lists, "READ_S", -1.0)
-    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    text = Outline(await site.page(f"{BASE}/dead?message=nowhere")).text
     assert "Searched 2 for this page; older ones were not looked at" in text
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
-    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    text = Outline(await site.page(f"{BASE}/dead?message=nowhere")).text
     assert "Searched 2 for this page" in text
 
 
@@ -227,7 +227,7 @@ async def test_a_search_of_what_waits_ends_its_page_after_a_time(
 ) -> None:
     """Large values are long looked into; the next page goes on, up to the end."""
     monkeypatch.setattr(lists, "READ_S", -1.0)
-    text = Outline((await site.get(f"{BASE}/pending?{asked}"))[2]).text
+    text = Outline(await site.page(f"{BASE}/pending?{asked}")).text
     assert re.search("Searched 1 (of [0-9]+ )?for this page; later ones were not looked at", text)
     assert await walk(site, f"{BASE}/pending?{asked}&format=json") == []
     assert len((await site.facts(f"{BASE}/pending"))["records"]) == 50, "a list of all has no such end"
@@ -250,7 +250,7 @@ async def test_searches_of_what_waits_hold_no_other_page_up(
         async with asyncio.timeout(10):
             for _ in searches:
                 await begun.acquire()
-            assert "Newest first" in (await site.get(f"{BASE}/dead"))[2]
+            assert "Newest first" in await site.page(f"{BASE}/dead")
     finally:
         over.set()
         await asyncio.gather(*searches)
@@ -273,7 +273,7 @@ async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: Fa
     assert len(rows) == len(before) + 2
     rows = [row for row in rows if row["last_failed_ms"] is not None]  # those without a time come first
     assert [(row["offset"], row["letters"]) for row in (rows[0], rows[-1])] == [(238, "in-valid"), (7, "in-valid")]
-    assert f'href="{BASE}/dead/0/238?letters=in-valid"' in (await site.get(f"{BASE}/dead"))[2]
+    assert f'href="{BASE}/dead/0/238?letters=in-valid"' in await site.page(f"{BASE}/dead")
     letter = await site.facts(f"{BASE}/dead/0/238?letters=in-valid")
     assert (letter["topic"], letter["record"]["value"]["text"]) == ("billing.shop.orders.dlq.in-valid", '"bad"')
     assert (await site.facts(f"{BASE}/dead/0/238"))["topic"] == "billing.shop.orders.dlq"
@@ -297,10 +297,10 @@ async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWork
     worker.parts["shop.orders"] = [replace(item, holds_due=holds) for item in worker.parts["shop.orders"]]
     records = (await site.facts(f"{BASE}/pending?partition=1"))["records"]
     assert [record["held_back_by"] for record in records] == [holds, None]
-    assert f"held back by the {holds}" in (await site.get(f"{BASE}/pending?partition=1"))[2]
+    assert f"held back by the {holds}" in await site.page(f"{BASE}/pending?partition=1")
     assert (await site.facts(f"{BASE}/pending/1/42"))["record"]["held_back_by"] == holds
-    assert "holds it back" in (await site.get(f"{BASE}/pending/1/42"))[2]
-    assert "holds it back" not in (await site.get(f"{BASE}/pending/1/43"))[2]
+    assert "holds it back" in await site.page(f"{BASE}/pending/1/42")
+    assert "holds it back" not in await site.page(f"{BASE}/pending/1/43")
 
 
 async def test_letters_are_listed_by_time_whatever_the_clocks_of_brokers_did(site: Site, worker: FakeWorker) -> None:
@@ -354,9 +354,9 @@ async def test_what_waits_is_searched_by_time_in_a_form_that_keeps_what_was_aske
         assert [page["since"], page["until"]] == [
             dict(each.split("=") for each in asked.split("&")).get(name) for name in ("since", "until")
         ]
-    html = (await site.get(f"{BASE}/pending?since=1m&until=40s"))[2]
+    html = await site.page(f"{BASE}/pending?since=1m&until=40s")
     assert re.search('<details open>.*name="since" value="1m".*name="until" value="40s"', html, re.DOTALL)
-    document = json.loads((await site.get("/retries/api/openapi.json"))[2])
+    document = json.loads(await site.page("/retries/api/openapi.json"))
     said = {each["name"] for each in document["paths"]["/{main}/pending"]["get"]["parameters"]}
     assert {"since", "until"} <= said
 

@@ -156,11 +156,13 @@ async def test_a_journey_of_which_nothing_was_found_in_time_says_so(
 
 
 async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
-    """On its partition; the newest has no newer one."""
+    """On its partition, also where marks of jobs lie between; the newest has no newer one."""
     links = Outline((await site.get(f"{BASE}/dead/0/236"))[2]).links
     assert {f"{BASE}/dead/0/238", f"{BASE}/dead/0/234"} <= set(links)
     newest = await site.facts(f"{BASE}/dead/0/238")
     assert (newest["newer"], newest["older"]) == (None, 236)
+    site.worker.bury(90, dead_metadata(90, 1))
+    assert (await site.facts(f"{BASE}/dead/1/12"))["newer"] == 90
 
 
 async def test_damaged_metadata_is_shown_as_damaged(site: Site) -> None:
@@ -223,18 +225,3 @@ async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: 
     async with serving(worker) as url:
         _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
         assert f"{idempotency_key(dead_metadata(600).failure_id)}-e2</code>" in body
-
-
-async def test_the_next_newer_letter_is_found_by_reading_a_few(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is mostly near; one that is far away is looked for further on."""
-    limits, read = list[int](), site.worker.dead_page
-
-    def counting(main: str, **asked: Any) -> Any:
-        limits.append(asked["limit"])
-        return read(main, **asked)
-
-    monkeypatch.setattr(site.worker, "dead_page", counting)
-    assert (await site.facts(f"{BASE}/dead/0/236"))["newer"] == 238
-    assert sum(limits) <= 10
-    site.worker.bury(90, dead_metadata(90, 1))
-    assert (await site.facts(f"{BASE}/dead/1/12"))["newer"] == 90

@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from functional.web.server import serving
-from functional.web.test_actions import Pages
+from functional.web.server import opened
 from functional.web.test_in_browser import EMPTY_PAGES, empty_worker
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES
@@ -41,11 +39,10 @@ def problems(folder: Path) -> list[str]:
 async def save(worker: FakeWorker, paths: list[str], folder: Path, role: Role = Role.ADMIN) -> None:
     """Write pages, and answers to what is sent, to files."""
     fit(worker)
-    async with serving(worker, Operators(local=role)) as url, aiohttp.ClientSession() as session:
-        site = Pages(url, session)
+    async with opened(worker, Operators(local=role)) as site:
         for number, path in enumerate([*paths, *OTHERS]):
             name = f"{role.name}-{number}{path.replace('/', '_').partition('?')[0]}.html"
-            folder.joinpath(name).write_text(await site.get(path))
+            folder.joinpath(name).write_text(await site.page(path))
         told: Any = {"verb": "pause", "why": "x"}
         command = {"verb": "replay", "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/0/10001", "why": "x"}
         chosen = {"verb": "replay", "failure_ids": command["failure_id"], "why": "x"}

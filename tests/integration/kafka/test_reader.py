@@ -19,18 +19,6 @@ def values(connection, topic, **kwargs):
     return sorted(record.value for record in read_topic(connection, topic, **kwargs))
 
 
-def test_a_record_is_read_byte_for_byte(connection, make_topic, publish):
-    """Null and empty differ, headers keep order and duplicates."""
-    topic = make_topic(1)
-    publish(topic, 0, None, b"", [("a", b"\xff\x00"), ("a", None), ("b", b"")])
-    publish(topic, 0, b"", None)
-    first, second = read_topic(connection, topic)
-    assert (first.topic, first.partition, first.offset, first.key, first.value) == (topic, 0, 0, None, b"")
-    assert first.headers == (("a", b"\xff\x00"), ("a", None), ("b", b""))
-    assert (second.offset, second.key, second.value, second.headers) == (1, b"", None, ())
-    assert first.timestamp_ms > 1_600_000_000_000
-
-
 def test_aborted_records_are_not_seen(connection, make_topic, transact):
     """A committed reader passes over aborted transactions, before, between and at the end."""
     topic = make_topic(2)
@@ -108,15 +96,6 @@ def test_a_topic_is_followed_from_offsets_on(connection, make_topic, transact):
         assert following(found, 1) == [(0, 5, b"later")]
         producer.commit_transaction(10)
         assert following(found, 1) == [(1, 2, b"open")]
-
-
-def test_a_partition_that_is_not_asked_for_is_not_followed(connection, make_topic, publish):
-    """Commands wait for the outcomes of their own partitions."""
-    topic = make_topic(2)
-    with closing(follow_topic(connection, topic, {1: 0})) as found:
-        publish(topic, 0, None, b"other")
-        publish(topic, 1, None, b"ours")
-        assert following(found, 1) == [(1, 0, b"ours")]
 
 
 def test_a_topic_is_followed_that_is_made_late(connection, make_topic, publish):

@@ -37,6 +37,18 @@ async def nothing_left() -> AsyncIterator[None]:
         await asyncio.sleep(0.02)
 
 
+@pytest.fixture
+async def unseen() -> AsyncIterator[list[Any]]:
+    """What the event loop would log of errors that nobody has retrieved: nothing."""
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    yield complaints
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert complaints == []
+
+
 async def started(bootstrap: str) -> AIOKafkaProducer:
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex, retry_backoff_ms=10, linger_ms=0
@@ -93,13 +105,11 @@ async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topi
         await asyncio.wait_for(sent, 1)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("nothing_left", "unseen")
 async def test_a_producer_that_ends_in_a_transaction_leaves_no_error_for_the_log(
     bootstrap: str, topic: TopicPartition
 ) -> None:
     """The library fails the transaction when it ends, and nothing waits for it any more."""
-    unseen: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
     producer = await started(bootstrap)
     async with producer.transaction():
         await producer.send_and_wait(topic.topic, b"v", partition=0)
@@ -122,21 +132,14 @@ async def test_a_producer_that_ends_in_a_transaction_leaves_no_error_for_the_log
     await ended(producer, connections)
     assert sent.exception() is not None
     assert committing.cancelled()
-    del producer, sent, connections, committing
-    for _ in range(3):
-        gc.collect()
-        await asyncio.sleep(0)
-    assert unseen == []
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("nothing_left", "unseen")
 @pytest.mark.parametrize("error", [TransactionalIdAuthorizationFailed, ProducerFenced])
 async def test_a_producer_that_was_refused_leaves_no_error_for_the_log(
     bootstrap: str, topic: TopicPartition, error: type[Exception]
 ) -> None:
     """The library fails what it has not sent, and ends by itself: the lane says why, in one line."""
-    unseen: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
     producer = await started(bootstrap)
 
     async def refused(_tps: Any) -> Any:
@@ -150,11 +153,6 @@ async def test_a_producer_that_was_refused_leaves_no_error_for_the_log(
     with pytest.raises(error):
         producer._txn_manager.wait_for_transaction_end().result()
     await ended(producer, list(producer.client._conns.values()))
-    del producer, sent
-    for _ in range(3):
-        gc.collect()
-        await asyncio.sleep(0)
-    assert unseen == []
 
 
 @pytest.mark.usefixtures("nothing_left")

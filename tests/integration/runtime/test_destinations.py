@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from confluent_kafka.admin import NewPartitions
 
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication, TopicLook
@@ -85,12 +83,9 @@ async def test_a_topic_that_grows_and_takes_little_is_given_what_it_takes(
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the end of a transaction
     sent = await send_all(producer, records(0, *[400] * 5), never)
     assert await sent.offsets() == [0, 1, 2, 3, 4]
-    admin._client.create_partitions([NewPartitions(topic, 3)])[topic].result(10)
-    deadline_s = time.monotonic() + 30
-    while (look := await reader.look(topic)).partitions < 3:  # the broker's metadata follow the controller's
-        assert time.monotonic() < deadline_s, look
-        await asyncio.sleep(0.05)
-    destination.see(look, 0.0)
+    admin.grow(topic, 3)
+    admin.wait_for_topics([topic], {topic: 3})
+    destination.see(await reader.look(topic), 0.0)
     assert await (await send_all(producer, records(2, 10), never)).offsets() == [0]
     destination = Destination(topic)
     destination.see(TopicLook(3), 0.0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from harness import HandlerSpec, open_stage, wait_for
+import pytest
+from harness import HandlerSpec, Stage, open_stage, wait_for
+from harness.operator import Operator
 
 RESTART = 4
 HANGING = 7
@@ -45,54 +48,50 @@ async def stubborn(value: bytes) -> None:
 """
 
 
-def test_hanging_handlers_cost_their_own_records_and_nothing_else(bootstrap: str, tmp_path: Path) -> None:
+@pytest.fixture
+def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
+    """A stage with the program; its handlers are `plain` and `stubborn`."""
+    with open_stage(bootstrap, tmp_path) as made:
+        topics = {name: made.main_topic(name, 1) for name in ("plain", "stubborn")}
+        made.handlers = {topic: HandlerSpec(topic=topic, policy="200ms") for topic in topics.values()}
+        (tmp_path / "app.py").write_text(PROGRAM.format(group=made.group, bootstrap=bootstrap, **topics))
+        yield made
+
+
+def test_hanging_handlers_cost_their_own_records_and_nothing_else(stage: Stage) -> None:
     """Each of their records is dead after its attempts, all others are done, and SIGTERM ends the worker."""
-    with open_stage(bootstrap, tmp_path) as stage:
-        topics = [stage.main_topic(name, 1) for name in ("plain", "stubborn")]
-        stage.handlers = {topic: HandlerSpec(topic=topic, policy="200ms") for topic in topics}
-        plain, stubborn = topics
-        program = PROGRAM.format(group=stage.group, bootstrap=bootstrap, plain=plain, stubborn=stubborn)
-        (tmp_path / "app.py").write_text(program)
-        worker, producer = stage.worker(), stage.producer()
-        for topic in topics:
-            for value in [b"hang", b"fine"] * HANGING:
-                producer.produce(topic, value, partition=0)
-        assert producer.flush(10) == 0
+    worker, operator = stage.worker(), Operator(stage.bootstrap)
+    for topic in stage.handlers:
+        operator.publish(topic, *[b"hang", b"fine"] * HANGING, partition=0)
 
-        def reasons(topic: str) -> Counter[tuple[bytes | None, str | None]]:
-            return Counter((record.value, metadata.reason) for record, metadata in stage.evidence(topic).dead())
+    def reasons(topic: str) -> Counter[tuple[bytes | None, str | None]]:
+        return Counter((record.value, metadata.reason) for record, metadata in stage.evidence(topic).dead())
 
-        wanted = Counter({(b"hang", "exhausted"): HANGING})
-        wait_for(lambda: all(reasons(topic) == wanted for topic in topics), "all that hang are dead", timeout_s=50)
-        for topic in topics:
-            stage.wait_settled(topic)
-        assert "lane_failed" not in worker.log
-        assert worker.log.count("retryapp.run_abandoned") == 2 * 2 * HANGING
-        began_s = time.monotonic()
-        assert worker.stop() == 0
-        assert time.monotonic() - began_s < 12, "nobody waits for what hangs"
+    wanted = Counter({(b"hang", "exhausted"): HANGING})
+    wait_for(lambda: all(reasons(topic) == wanted for topic in stage.handlers), "all that hang are dead", timeout_s=50)
+    for topic in stage.handlers:
+        stage.wait_settled(topic)
+    assert "lane_failed" not in worker.log
+    assert worker.log.count("retryapp.run_abandoned") == 2 * 2 * HANGING
+    began_s = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began_s < 12, "nobody waits for what hangs"
 
 
-def test_a_worker_whose_handler_can_run_nothing_more_ends_to_be_started_again(bootstrap: str, tmp_path: Path) -> None:
+def test_a_worker_whose_handler_can_run_nothing_more_ends_to_be_started_again(stage: Stage) -> None:
     """It is not ready at once; then it ends with the restart code, and the log names the records that hang."""
-    with open_stage(bootstrap, tmp_path) as stage:
-        plain, stubborn = topics = [stage.main_topic(name, 1) for name in ("plain", "stubborn")]
-        stage.handlers = {topic: HandlerSpec(topic=topic, policy="200ms") for topic in topics}
-        program = PROGRAM.format(group=stage.group, bootstrap=bootstrap, plain=plain, stubborn=stubborn)
-        (tmp_path / "app.py").write_text(program)
-        worker, producer = stage.worker(), stage.producer()
-        for _ in range(MORE):
-            producer.produce(plain, b"hang", partition=0)
-        producer.produce(stubborn, b"fine", partition=0)
-        assert producer.flush(10) == 0
-        stalled: list[str] = []
+    worker, operator = stage.worker(), Operator(stage.bootstrap)
+    plain, stubborn = stage.handlers
+    operator.publish(plain, *[b"hang"] * MORE, partition=0)
+    operator.publish(stubborn, b"fine", partition=0)
+    stalled: list[str] = []
 
-        def is_stalled() -> bool:
-            stalled.append(worker.get("/retries/ready")[1])
-            return "given up and going on" in stalled[-1]
+    def is_stalled() -> bool:
+        stalled.append(worker.get("/retries/ready")[1])
+        return "given up and going on" in stalled[-1]
 
-        wait_for(is_stalled, "it is not ready", timeout_s=50)
-        assert plain in stalled[-1]
-        assert worker.wait(30) == RESTART
-        (last,) = [line for line in worker.log.splitlines() if "ends with exit code 4; restart it" in line]
-        assert f"{stage.group}/{plain}@" in last
+    wait_for(is_stalled, "it is not ready", timeout_s=50)
+    assert plain in stalled[-1]
+    assert worker.wait(30) == RESTART
+    (last,) = [line for line in worker.log.splitlines() if "ends with exit code 4; restart it" in line]
+    assert f"{stage.group}/{plain}@" in last

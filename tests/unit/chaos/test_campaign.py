@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from chaos.__main__ import main
-from chaos.campaign import Campaign, Result, Round, code_version, rounds
+from chaos.campaign import Campaign, Result, Round, rounds
 from chaos.matrix import FAULTS, Fault
 from chaos.report import summary
 from click.testing import CliRunner
+
+from benchmarks.machine import code_version
 
 SEED = 7
 NO: Any = None

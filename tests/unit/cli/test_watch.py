@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from retryapp.cli import top
 from retryapp.cli._options import Place
 from retryapp.cli._target import Target
-from retryapp.cli._workers import Workers, _Worker
+from retryapp.cli._workers import Workers
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, KafkaConnection
@@ -20,18 +19,16 @@ TARGET = Target(KafkaConnection("b:9092"), (HandlerTopology("billing", "orders",
 
 
 class World:
-    """A group and a clock: hosts of its members, or what asking for them raises, and addresses that answer."""
+    """A group: hosts of its members, or what asking for them raises, and addresses that answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hosts: list[str] | RetryAppError = []
         self.answering: set[str] = set()
         self.guarded: set[str] = set()
-        self.now_s = 1_000.0
         self.looks = 0
         monkeypatch.setattr(top, "_hosts", self._hosts)
         monkeypatch.setattr(top, "resolve", lambda _place, **_: TARGET)
-        monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(Workers, "_worker", self._worker)
+        monkeypatch.setattr(Workers, "_index", self._index)
 
     def _hosts(self, _target: Target) -> tuple[list[str], int]:
         self.looks += 1
@@ -39,12 +36,12 @@ class World:
             raise self.hosts
         return self.hosts, len(self.hosts)
 
-    async def _worker(self, _session: object, url: str) -> _Worker | None:
+    async def _index(self, _session: object, url: str) -> dict[str, Any] | None:
         if url in self.guarded:
-            self.workers.refused.add(url)
+            self.workers.refused.append(url)
         if url not in self.answering:
             return None
-        return _Worker(url, url, {"group": "billing", "handlers": [], "workers": []})
+        return {"group": "billing", "url": url, "handlers": [], "workers": [], "silent": [], "todo": []}
 
     def watch(self, *urls: str) -> top._Watch:
         watch = top._Watch(PLACE, urls)
@@ -66,18 +63,25 @@ def test_members_that_come_later_are_found(world: World) -> None:
     assert (found.workers, found.note) == (["http://10.0.0.1:6066"], "")
 
 
-def test_members_that_are_gone_are_forgotten(world: World) -> None:
-    """Neither their pages are missed nor their addresses asked, or named; hosts are looked for each 10 s."""
-    first, second = "http://10.0.0.1:6066", "http://10.0.0.2:6066"
-    world.hosts, world.answering, world.guarded = ["10.0.0.1", "10.0.0.2"], {first}, {second}
+def test_hosts_are_looked_for_when_no_worker_answers_any_more(world: World) -> None:
+    """Until then only those are asked that have answered: they say all of the group."""
+    first, second = "http://10.0.0.1:6066", "http://10.0.0.2:6067"
+    world.hosts, world.answering = ["10.0.0.1"], {first}
     watch = world.watch()
-    assert "not let in by http://10.0.0.2:6066" in watch.look().note
-    world.hosts, world.guarded = ["10.0.0.1"], set()
-    world.now_s += 9
-    assert "no pages of 1 of 2 members" in watch.look().note
-    world.now_s += 2
-    assert (watch.look().note, world.looks) == ("", 2)
-    assert second not in world.workers.urls
+    assert (watch.look().note, world.workers.urls) == ("", [first])
+    world.hosts = ["10.0.0.2"]
+    assert (watch.look().workers, world.looks) == ([first], 1)
+    world.answering = {second}
+    assert (watch.look().workers, world.looks) == ([second], 2)
+
+
+def test_pages_that_want_a_token_are_named_if_no_others_answer(world: World) -> None:
+    first, second = "http://10.0.0.1:6066", "http://10.0.0.2:6066"
+    world.hosts, world.guarded = ["10.0.0.1", "10.0.0.2"], {first, second}
+    watch = world.watch()
+    assert f"not let in by {first}, {second}: set RETRYAPP_TOKEN" in watch.look().note
+    world.answering = {second}
+    assert watch.look().note == ""
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,9 @@ def test_hosts_stay_known_while_the_broker_is_silent(world: World, error: RetryA
     world.hosts, world.answering = ["10.0.0.1"], {"http://10.0.0.1:6066"}
     watch = world.watch()
     assert watch.look().workers
-    world.hosts = error
-    world.now_s += 11
+    world.hosts, world.answering = error, set()
+    assert "10.0.0.1, ports 6066 to 6074" in watch.look().note
+    world.answering = {"http://10.0.0.1:6066"}
     assert (watch.look().workers, world.looks) == (["http://10.0.0.1:6066"], 2)
 
 
@@ -105,11 +110,11 @@ def test_addresses_that_were_given_are_asked_for_ever(world: World) -> None:
     """And no broker is asked."""
     given = "http://10.0.0.1:6066"
     watch = world.watch(given)
-    assert watch.look().workers == []
+    assert not watch.look().workers
     world.answering = {given}
     assert (watch.look().workers, world.looks) == ([given], 0)
     world.answering = set()
-    assert (watch.look().workers, world.workers.urls) == ([], [given])
+    assert (watch.look().workers, world.workers.urls) == ((), [given])
 
 
 @pytest.mark.parametrize("facts", [None, [], ["x"], 7, "text", {"group": "billing", "url": None, "handlers": 7}])
@@ -119,6 +124,5 @@ async def test_what_is_no_page_of_a_worker_is_passed_over(monkeypatch: pytest.Mo
     async def answer(*_args: object) -> Any:
         return facts
 
-    monkeypatch.setattr("retryapp.cli._workers._json", answer)
-    session: Any = None
-    assert await Workers("billing", [])._worker(session, "http://10.0.0.1:6066") is None
+    monkeypatch.setattr(Workers, "_json", answer)
+    assert (await Workers("billing", ["http://10.0.0.1:6066"])._ask(0)).workers == ()

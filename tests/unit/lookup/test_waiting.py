@@ -56,7 +56,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 )
 def test_rows_that_do_not_fit_are_not_kept(kept: list[Any], wanted: LetterFilter | None, found: list[int]) -> None:
     """Of a million with a cause each, those of one cause; a former row of a record counts for nothing."""
-    listed = records.list_waiting(CONNECTION, [TOPOLOGY], partition=None, before_ms=None, wanted=wanted, limit=None)
+    listed = records.list_waiting(CONNECTION, [TOPOLOGY], partition=None, wanted=wanted, limit=None)
     assert [each["origin_offset"] for each in listed.records] == found
     assert len(kept) == len(found)
 
@@ -75,7 +75,7 @@ def test_a_value_is_decoded_for_the_row_that_a_record_has_in_the_end(kept: list[
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(records, "Searching", Failing)
         listed = records.list_waiting(
-            CONNECTION, [TOPOLOGY], partition=None, before_ms=None, wanted=LetterFilter(field="/a=1", message="down"),
+            CONNECTION, [TOPOLOGY], partition=None, wanted=LetterFilter(field="/a=1", message="down"),
             limit=None, decoding=object(),  # type: ignore[arg-type]
         )  # fmt: skip
     assert (listed.records, listed.undecoded, len(kept)) == ([], 1, 1)

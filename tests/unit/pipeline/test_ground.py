@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shlex
 import socket
 import subprocess
 import sys
@@ -25,17 +24,22 @@ from retryapp.cli import _spark
 from retryapp.cli._analyse import _check_folder, causes
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
-from retryapp.jvm import find_java
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
-from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
+from retryapp.pipeline.errors import (
+    JobFailedError,
+    LakeNotSharedError,
+    LakeUnusableError,
+    OtherRunError,
+    SparkMissingError,
+)
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.outlook import find_outlook
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
-from retryapp.pipeline.session import _check_version, _collector, _submitted, class_archive, java_home
+from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
 
@@ -99,7 +103,7 @@ def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch:
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
     for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
         monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
-    (found,) = find_outlook(Mock(), Mock(), Mock(), "g")
+    (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
 
@@ -205,6 +209,11 @@ def test_a_broken_connection_is_javas_only_where_spark_has_it() -> None:
     os.close(writing)
 
 
+@pytest.mark.parametrize(("version", "undo"), [(0, "remove the lake, which is new"), (7, "TO VERSION AS OF 6 in a")])
+def test_rows_on_disks_of_other_machines_can_be_undone(version: int, undo: str) -> None:
+    assert undo in str(LakeNotSharedError("file:///lake", "delta.`file:///lake/records`", version))
+
+
 def test_other_failures_are_told_apart() -> None:
     """A cause in the stack alone, as of a task that could not write; another run."""
     error = RuntimeError("[TASK_WRITE_FAILED] Task failed while writing rows")
@@ -283,31 +292,6 @@ def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypat
 def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
     """It does not start with two; whoever names one in the environment keeps it."""
     assert _collector(given) == ours
-
-
-def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java ignores a damaged archive; one that was cut off is written again; a read-only folder gets none."""
-    (folder := tmp_path / "a cache").mkdir()
-    java = find_java()
-
-    def start(*more: str) -> str:
-        words = *shlex.split(" ".join(class_archive(folder, write=True))), *more, "-XshowSettings:all", "-version"
-        return subprocess.run([java, *words], capture_output=True, text=True, check=True).stdout
-
-    assert class_archive(folder, write=False) == ()
-    assert start() == ""
-    (archive,) = folder.iterdir()
-    assert "shared objects file (top)" in start("-Xlog:class+load:stdout")
-    archive.chmod(0o600)
-    head, body = archive.read_bytes()[:4], archive.read_bytes()[4:]
-    archive.write_bytes(head + bytes(len(body)))
-    assert start() == ""
-    archive.write_bytes(bytes(4) + body)
-    start()
-    assert archive.read_bytes()[:4] == head
-    archive.unlink()
-    monkeypatch.setattr(os, "access", lambda place, _: place != folder)
-    assert class_archive(folder, write=True) == ()
 
 
 def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:

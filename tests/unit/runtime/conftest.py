@@ -151,16 +151,14 @@ def lane(make_lane: MakeLane) -> KafkaTransport:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[LaneBatch]:
-    """What lanes commit: nothing but this note, which leaves no record on the topics."""
-    batches: list[LaneBatch] = []
+def only_noted(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what lanes commit be `noted`, and leave no record on the topics."""
 
     async def commit(_self: KafkaTransport, batch: LaneBatch) -> LaneReceipt:
-        batches.append(batch)
+        topics.noted.append(batch)
         return LaneReceipt([], None)
 
     monkeypatch.setattr(KafkaTransport, "commit", commit)
-    return batches
 
 
 @pytest.fixture

@@ -181,6 +181,8 @@ class Topics:
     starts: list[tuple[TopicPartition, int, bool]] = field(default_factory=list)
     """Every reading: partition, start, whether in the background."""
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    noted: list[LaneBatch] = field(default_factory=list)
+    """What lanes have committed, where nothing of it is put on topics."""
 
     def put(
         self, tp: TopicPartition, key: bytes | None = None, value: bytes | None = b"", headers: Headers = ()

@@ -95,11 +95,9 @@ async def test_a_worker_ends_whose_main_topic_was_made_again(
     monkeypatch.setattr(module, "end_process", lambda why: (ended.append(why), done.set()))
     runtime.leave = leave  # type: ignore[method-assign]
     task = asyncio.create_task(runtime._look_for_other_topics())
-    try:
-        async with asyncio.timeout(10):
-            await done.wait()
-    finally:
-        task.cancel()
+    async with asyncio.timeout(10):
+        await done.wait()
+    task.cancel()
     assert (states, ended[0], len(ended)) == ([], "handed over", 2)
     assert f"{main} was deleted and made again" in ended[1]
 

@@ -35,12 +35,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> _Machine:
     return made
 
 
-def acknowledge(clock: SystemClock, machine: _Machine, ahead_ms: int, *, took_s: float = 0.004) -> None:
+def acknowledge(clock: SystemClock, machine: _Machine, ahead_ms: int) -> None:
     """Exchange a record with a broker that is ahead by so much."""
     sent_ms = clock.counted_ms()
-    machine.pass_s(took_s / 2)
+    machine.pass_s(0.002)
     appended_ms = int(clock.counted_ms()) + ahead_ms
-    machine.pass_s(took_s / 2)
+    machine.pass_s(0.002)
     clock.anchor(sent_ms=sent_ms, acked_ms=clock.counted_ms(), appended_ms=appended_ms)
 
 

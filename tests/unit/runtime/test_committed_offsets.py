@@ -27,7 +27,7 @@ COUNTED = Tally(from_offset=105, since_ms=7_000, received=14, first_try_ok=9, sk
 
 
 @pytest.fixture
-def lane(make_lane: MakeLane, topics: Topics, noted: list[LaneBatch]) -> KafkaTransport:
+def lane(make_lane: MakeLane, topics: Topics, only_noted: None) -> KafkaTransport:
     """A lane of the life `this`."""
     made = make_lane(consumer=topics, reader=topics, life="this")
     made.place.topic_id, made.place.changelog_id = "now", "rows"
@@ -44,7 +44,7 @@ def put_progress(topics: Topics, main_id: str, offset: int, note: str = "", chan
 
 
 async def test_records_that_were_deleted_unread_are_refused_with_their_number(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+    lane: KafkaTransport, topics: Topics
 ) -> None:
     """Going on at the first that is left would lose them in silence."""
     topics.committed[MAIN] = 90
@@ -58,7 +58,7 @@ async def test_records_that_were_deleted_unread_are_refused_with_their_number(
         "kafka-consumer-groups.sh --bootstrap-server kafka:9092 --command-config FILE --group app --reset-offsets "
         "--topic orders:1 --to-earliest --execute"
     ) in str(error), "it can be run as it is printed"
-    assert noted == []
+    assert topics.noted == []
 
 
 async def test_an_offset_past_the_end_is_refused(lane: KafkaTransport, topics: Topics) -> None:
@@ -69,26 +69,12 @@ async def test_an_offset_past_the_end_is_refused(lane: KafkaTransport, topics: T
     assert (raised.value.topic, raised.value.end) == (MAIN.topic, 150)
 
 
-async def test_a_new_group_begins_at_the_start_and_writes_that_down(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
+async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaTransport, topics: Topics) -> None:
     """Without it a crash before the first commit would decide anew. Owner marks are no rows."""
     topics.committed = {}
     topics.put(CHANGELOG, b"owner")
     assert await lane.committed() == {MAIN: 100}
-    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
-
-
-async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
-    """The broker forgets them when nobody was in the group for a week; the last record in the changelog counts."""
-    topics.committed = {}
-    for offset in (110, 130):
-        topics.put(CHANGELOG, *ROW[:2])
-        put_progress(topics, "now", offset)
-    assert await lane.committed() == {MAIN: 130}
-    assert [batch.offsets for batch in noted] == [{MAIN: 130}]
+    assert [batch.offsets for batch in topics.noted] == [{MAIN: 100}]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +89,6 @@ async def test_a_group_whose_offsets_have_expired_goes_on_where_it_was(
 async def test_a_life_marks_where_it_begins(
     lane: KafkaTransport,
     topics: Topics,
-    noted: list[LaneBatch],
     note: str,
     written: list[dict[object, str]],
     suspected: Suspected | None,
@@ -111,7 +96,7 @@ async def test_a_life_marks_where_it_begins(
     """Before any record runs, where something waits; a record that ran alone is marked again when it starts."""
     topics.notes = {MAIN: f"{note} c:rows".strip()}
     await lane.committed()
-    assert [batch.notes for batch in noted] == written
+    assert [batch.notes for batch in topics.noted] == written
     assert lane.suspected == suspected
 
 
@@ -131,7 +116,6 @@ AT = place_of(key_of(ROW))
 async def test_a_life_marks_the_row_at_which_it_begins(
     lane: KafkaTransport,
     topics: Topics,
-    noted: list[LaneBatch],
     rows: int,
     found: str | None,
     written: str | None,
@@ -145,49 +129,40 @@ async def test_a_life_marks_the_row_at_which_it_begins(
     await lane.recover()
     after_now = lane.clock.wall_ms() + 1
     marked = [] if written is None else [({MAIN: 120}, {}, written.format(after_now))]
-    assert [(batch.offsets, batch.notes, batch.rows_note) for batch in noted] == marked
+    assert [(batch.offsets, batch.notes, batch.rows_note) for batch in topics.noted] == marked
     if suspected is not None and suspected.end == (-1, 0):
         suspected = suspected._replace(end=(after_now, 0))  # what is due now
     assert lane.suspected_rows == suspected
     await lane.close()
 
 
-async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
-    """Its records are others; rows of the former one wait on."""
-    topics.committed = {}
-    topics.put(CHANGELOG, *ROW[:2])
-    put_progress(topics, "before", 500)
-    assert await lane.committed() == {MAIN: 100}
-    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
-
-
 async def test_an_offset_of_a_main_topic_that_was_made_again_does_not_count(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+    lane: KafkaTransport, topics: Topics
 ) -> None:
     """A worker that had run on has committed it for the new topic: its records up to there would be skipped unseen."""
     topics.committed[MAIN], topics.notes[MAIN] = 130, "m:before s2:other@130 c:rows"
     put_progress(topics, "before", 130)
     assert await lane.committed() == {MAIN: 100}
     assert lane.suspected is None
-    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
+    assert [batch.offsets for batch in topics.noted] == [{MAIN: 100}]
 
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
     lane: KafkaTransport, topics: Topics, known: bool
 ) -> None:
-    """Also where a new group would begin at its end: this one is not new, and has seen none of it."""
+    """Also where a new group would begin at its end: this one is not new, and has seen none of it; its rows wait on."""
     lane.place.start_at_end = True
     topics.committed = {}
     if known:
-        put_progress(topics, "before", 130)
+        topics.put(CHANGELOG, *ROW[:2])
+        put_progress(topics, "before", 500)
     assert await lane.committed() == {MAIN: 100 if known else 150}
+    assert [batch.offsets for batch in topics.noted] == [{MAIN: 100 if known else 150}]
 
 
 async def test_a_kill_at_the_question_for_the_topic_has_written_nothing(
-    lane: KafkaTransport, noted: list[LaneBatch], monkeypatch: pytest.MonkeyPatch
+    lane: KafkaTransport, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def dies(_topic: str) -> None:
         raise asyncio.CancelledError
@@ -196,7 +171,7 @@ async def test_a_kill_at_the_question_for_the_topic_has_written_nothing(
     lane.main_lost = True
     with pytest.raises(asyncio.CancelledError):
         await lane.committed()
-    assert (noted, lane.main_lost) == ([], True), "the next opening asks again"
+    assert (topics.noted, lane.main_lost) == ([], True), "the next opening asks again"
 
 
 @pytest.mark.parametrize("there", ["again", "now"])
@@ -219,7 +194,7 @@ async def test_a_lane_whose_position_is_gone_asks_which_topic_is_there(
     ("there", "known", "refused"), [("again", True, True), ("", True, False), ("again", False, False)]
 )
 async def test_a_worker_that_runs_on_does_not_open_a_main_topic_that_was_made_again(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], there: str, known: bool, refused: bool
+    lane: KafkaTransport, topics: Topics, there: str, known: bool, refused: bool
 ) -> None:
     """It would name its records like the former ones, of which some may wait. A new group has none that waits."""
     lane.topics = MemoryDestinations({MAIN.topic: TopicLook(2, topic_id=there)})
@@ -229,14 +204,12 @@ async def test_a_worker_that_runs_on_does_not_open_a_main_topic_that_was_made_ag
     if refused:
         with pytest.raises(MainReplacedError, match=r"orders\[1\]: the topic was deleted and made again"):
             await lane.committed()
-        assert noted == []
+        assert topics.noted == []
     else:
         assert await lane.committed() == {MAIN: 130 if known else 100}
 
 
-async def test_a_group_whose_offsets_are_gone_is_refused(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
+async def test_a_group_whose_offsets_are_gone_is_refused(lane: KafkaTransport, topics: Topics) -> None:
     """Rows in the changelog say that the lane has worked: beginning anew would deliver everything again."""
     topics.committed = {}
     topics.put(CHANGELOG, b"owner")
@@ -247,7 +220,7 @@ async def test_a_group_whose_offsets_are_gone_is_refused(
     assert (error.lane, error.rows, tuple(error.topics)) == ("app.orders.1", 1, (MAIN.topic,))
     assert "no committed offsets for orders" in str(error)
     assert "--group app --reset-offsets" in str(error)
-    assert noted == []
+    assert topics.noted == []
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -286,26 +259,24 @@ async def test_offsets_are_found_before_what_was_rolled_back(
     assert starts == [1_001 - 5, 1_001 - 40, 1_001 - 320]
 
 
-async def test_a_changelog_that_was_made_again_is_refused(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
-) -> None:
+async def test_a_changelog_that_was_made_again_is_refused(lane: KafkaTransport, topics: Topics) -> None:
     """What waited was in another one; the new one has nothing."""
     topics.notes[MAIN] = f"{OURS} {COUNTED.text(120)} c:gone"
     with pytest.raises(ChangelogReplacedError, match="was deleted and made again") as raised:
         await lane.committed()
-    assert (raised.value.main, noted) == (MAIN.topic, [])
+    assert (raised.value.main, topics.noted) == (MAIN.topic, [])
     assert "--group app --reset-offsets --topic orders --to-current" in str(raised.value)
 
 
 async def test_a_changelog_whose_records_were_copied_from_another_is_refused(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+    lane: KafkaTransport, topics: Topics
 ) -> None:
     """Its progress record names that one; a group whose offsets have expired has nothing else that does."""
     topics.committed = {}
     put_progress(topics, "now", 130, changelog_id="gone")
     with pytest.raises(ChangelogReplacedError):
         await lane.committed()
-    assert noted == []
+    assert topics.noted == []
 
 
 @pytest.mark.parametrize(
@@ -314,13 +285,13 @@ async def test_a_changelog_whose_records_were_copied_from_another_is_refused(
     ids=["set by hand", "ours", "was running alone", "another life", "counts alone"],
 )
 async def test_an_offset_that_names_no_changelog_counts_for_any(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], note: str, kept: str
+    lane: KafkaTransport, topics: Topics, note: str, kept: str
 ) -> None:
     """One that was set by hand, or by a version that left it out. The opening names it, and keeps the mark."""
     topics.notes[MAIN] = note
     topics.bounds_of[MAIN] = (100, 120 if not kept else 150)
     starts = await lane.committed()
-    assert [(batch.offsets, batch.notes) for batch in noted] == [({MAIN: starts[MAIN]}, {MAIN: kept})]
+    assert [(batch.offsets, batch.notes) for batch in topics.noted] == [({MAIN: starts[MAIN]}, {MAIN: kept})]
 
 
 # -- what was counted before ------------------------------------------------------------------------------------------
@@ -335,10 +306,13 @@ async def test_what_does_not_belong_to_the_offset_is_dropped(lane: KafkaTranspor
 
 
 async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport, topics: Topics) -> None:
-    """For a group whose offsets have expired."""
+    """For a group whose offsets have expired, as the broker forgets them after a week: the last record counts."""
     topics.committed = {}
+    put_progress(topics, "now", 110)
+    topics.put(CHANGELOG, *ROW[:2])
     put_progress(topics, "now", 130, COUNTED.text(130))
-    assert (await lane.committed())[MAIN] == 130
+    assert await lane.committed() == {MAIN: 130}
+    assert [batch.offsets for batch in topics.noted] == [{MAIN: 130}]
     assert lane.counted_from(130, 7) == COUNTED
 
 
@@ -347,7 +321,7 @@ async def test_what_was_counted_is_in_the_changelog_as_well(lane: KafkaTransport
 
 @pytest.mark.parametrize("where", ["beside the offset", "in the changelog"])
 async def test_what_was_settled_beyond_the_offset_is_found_and_kept(
-    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], where: str
+    lane: KafkaTransport, topics: Topics, where: str
 ) -> None:
     """Also for a group whose offsets have expired; the mark that the opening writes goes beside it."""
     beyond = {122: True, 125: False}
@@ -361,7 +335,7 @@ async def test_what_was_settled_beyond_the_offset_is_found_and_kept(
     assert (await lane.committed())[MAIN] == 120
     assert lane.settled == beyond
     assert lane._beside().noted(LaneBatch()) == text, "a transaction of rows alone writes it down as well"
-    (batch,) = noted
+    (batch,) = topics.noted
     assert text in lane._beside().beside(batch)[MAIN].note
 
 

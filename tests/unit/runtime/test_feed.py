@@ -18,22 +18,6 @@ from retryapp.ports import TopicPartition
 TP, ROWS = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 
 
-@pytest.fixture
-def intake() -> Intake:
-    """An intake whose consumer fetches whatever it is told."""
-    made = Intake()
-    made.attach(SimpleNamespace(on_buffer_full=lambda _tp: None, on_buffer_drop=lambda _tp: None))
-    return made
-
-
-@pytest.fixture
-def feed(intake: Intake) -> Feed:
-    """Feeds what comes in, to nobody yet."""
-    made = Feed(intake)
-    intake.on_records = made.pump
-    return made
-
-
 class _Place:
     """A partition with a window but no deliveries: what is accepted stays in flight until the test settles it."""
 
@@ -83,13 +67,23 @@ class _Place:
         return [turn.next_offset for turn in self.turns]
 
 
-class _Agent:
-    """Our agents, of the main topic and of due rows: they take a batch when the test says so."""
+class _Way:
+    """An intake, whose consumer fetches whatever it is told, a feed, and agents, who take what a test has them take."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, records: Any) -> None:
+        self.records = records
+        self.intake = Intake()
+        self.intake.attach(SimpleNamespace(on_buffer_full=lambda _tp: None, on_buffer_drop=lambda _tp: None))
+        self.feed = Feed(self.intake)
+        self.intake.on_records = self.feed.pump
+        self.feed.channels[TP.topic] = self.feed.channels[ROWS.topic] = self  # type: ignore[assignment]
         self.batches: list[Any] = []
         self.running = True
-        feed.channels[TP.topic] = feed.channels[ROWS.topic] = self  # type: ignore[assignment]
+
+    def fetched(self, count: int, *, start: int = 0, position: int | None = None) -> None:
+        """So many records, which the consumer's position is behind."""
+        records = {TP: self.records(TP, count, start=start)} if count else {}
+        self.intake.put(records, {}, {} if position is None else {TP: position})
 
     def put_now(self, batch: Any) -> bool:
         self.batches.append(batch)
@@ -101,109 +95,100 @@ class _Agent:
 
 
 @pytest.fixture
-def agent(feed: Feed) -> _Agent:
-    return _Agent(feed)
+def way(records: Any) -> _Way:
+    """To no partition yet."""
+    return _Way(records)
 
 
 # -- how much ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_the_engine_is_given_one_batch_at_a_time_and_the_next_when_it_was_taken(way: _Way) -> None:
     """Batches of a partition keep their order, and room is counted with the former batch in it."""
-    _Place(feed, max_in_flight=3)
-    intake.put({TP: records(TP, 2)}, {})
-    intake.put({TP: records(TP, 5, start=2)}, {})
-    assert agent.offsets == [[0, 1]]
-    feed.accept(agent.batches[-1])
-    assert agent.offsets == [[0, 1], [2]]
+    _Place(way.feed, max_in_flight=3)
+    way.fetched(2)
+    way.fetched(5, start=2)
+    assert way.offsets == [[0, 1]]
+    way.feed.accept(way.batches[-1])
+    assert way.offsets == [[0, 1], [2]]
 
 
-async def test_a_batch_that_its_agent_cannot_take_is_read_again(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_a_batch_that_its_agent_cannot_take_is_read_again(way: _Way) -> None:
     """While Faust restarts an agent nothing may be skipped: the lane reads from the committed offset again."""
-    place = _Place(feed)
-    agent.running = False
-    intake.put({TP: records(TP, 2)}, {}, {TP: 2})
+    place = _Place(way.feed)
+    way.running = False
+    way.fetched(2, position=2)
     (error,) = place.errors
     assert str(error) == "the agent of orders is not running"
-    agent.running = True
-    intake.put({TP: records(TP, 2, start=2)}, {}, {TP: 9})
-    feed.catch_up()
-    assert (len(agent.batches), place.turns) == (1, []), "nothing goes past what is missing before the lane reopens"
-    feed.forget(TP)
-    feed.pump(TP)
-    assert len(agent.batches) == 2
+    way.running = True
+    way.fetched(2, start=2, position=9)
+    way.feed.catch_up()
+    assert (len(way.batches), place.turns) == (1, []), "nothing goes past what is missing before the lane reopens"
+    way.feed.forget(TP)
+    way.feed.pump(TP)
+    assert len(way.batches) == 2
 
 
-async def test_records_that_cannot_be_accepted_are_read_again(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_records_that_cannot_be_accepted_are_read_again(way: _Way) -> None:
     """An error in an agent would make Faust acknowledge and skip the batch."""
-    place = _Place(feed)
+    place = _Place(way.feed)
     place.accept = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    intake.begin({TP: 0})
-    intake.put({TP: records(TP, 2)}, {}, {TP: 5})
-    feed.accept(agent.batches[0])
+    way.intake.begin({TP: 0})
+    way.fetched(2, position=5)
+    way.feed.accept(way.batches[0])
     assert [type(error) for error in place.errors] == [ZeroDivisionError]
-    feed.catch_up()
+    way.feed.catch_up()
     assert place.turns == []
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_batch_of_an_older_assignment_is_ignored(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any, again: bool
-) -> None:
+async def test_a_batch_of_an_older_assignment_is_ignored(way: _Way, again: bool) -> None:
     """Sessions of lanes begin at 1 with each assignment; its records are read again, maybe under way already."""
-    _Place(feed)
-    intake.put({TP: records(TP, 3)}, {})
-    feed.clear()
-    place = _Place(feed)
-    intake.clear([TP])
+    _Place(way.feed)
+    way.fetched(3)
+    way.feed.clear()
+    place = _Place(way.feed)
+    way.intake.clear([TP])
     if again:
-        intake.put({TP: records(TP, 2)}, {})
-    feed.accept(agent.batches[0])
+        way.fetched(2)
+    way.feed.accept(way.batches[0])
     assert len(place.window) == 0
-    intake.put({TP: records(TP, 2, start=2)}, {})
-    assert agent.offsets == [[0, 1, 2], [0, 1] if again else [2, 3]], "the one that is on its way still is"
-    feed.accept(agent.batches[1])
+    way.fetched(2, start=2)
+    assert way.offsets == [[0, 1, 2], [0, 1] if again else [2, 3]], "the one that is on its way still is"
+    way.feed.accept(way.batches[1])
     assert len(place.window) == 2
 
 
-async def test_due_rows_take_the_way_of_their_agent(feed: Feed, intake: Intake, agent: _Agent, records: Any) -> None:
+async def test_due_rows_take_the_way_of_their_agent(way: _Way) -> None:
     """Whatever is on its way of the main topic. While Faust restarts the agent, their lane opens again."""
-    place, rows = _Place(feed), [cast("Any", "a claim")]
-    intake.put({TP: records(TP, 2)}, {})
-    feed.emit(ROWS, 1, rows)
+    place, rows = _Place(way.feed), [cast("Any", "a claim")]
+    way.fetched(2)
+    way.feed.emit(ROWS, 1, rows)
     assert place.due == []
-    feed.accept(agent.batches[1])
+    way.feed.accept(way.batches[1])
     assert (place.due, len(place.window)) == (rows, 0)
-    feed.accept(agent.batches[0])
+    way.feed.accept(way.batches[0])
     assert (place.due, len(place.window)) == (rows, 2)
-    agent.running = False
+    way.running = False
     with pytest.raises(RuntimeError, match=r"the agent of app\.orders\.retry is not running"):
-        feed.emit(ROWS, 1, rows)
+        way.feed.emit(ROWS, 1, rows)
 
 
 # -- what cannot be passed --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(way: _Way) -> None:
     """Closed at once, the lane would read the sound ones again and again, and never have the time to finish them."""
-    place = _Place(feed)
-    intake.put({TP: [*records(TP, 3), stuck(3)]}, {})
-    assert agent.offsets == [[0, 1, 2]]
-    feed.accept(agent.batches[0])
+    place = _Place(way.feed)
+    way.intake.put({TP: [*way.records(TP, 3), stuck(3)]}, {})
+    assert way.offsets == [[0, 1, 2]]
+    way.feed.accept(way.batches[0])
     place.settle(0, 1)
-    feed.pump(TP)
+    way.feed.pump(TP)
     assert place.turns == []
     place.settle(2)
-    feed.pump(TP)
-    feed.pump(TP)
+    way.feed.pump(TP)
+    way.feed.pump(TP)
     (turn,) = place.turns
     assert (turn.source, turn.next_offset, turn.urgent) == (TP, 3, False)
     assert place.errors == [], "not before everything is committed"
@@ -217,53 +202,47 @@ async def test_what_is_before_a_stuck_record_is_done_before_the_lane_closes(
 # -- what no record tells of ------------------------------------------------------------------------------------------
 
 
-async def test_a_position_behind_a_transaction_marker_is_settled_once(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_a_position_behind_a_transaction_marker_is_settled_once(way: _Way) -> None:
     """The marker is at 2: without this the group would stay before it."""
-    place = _Place(feed)
-    intake.begin({TP: 0})
-    intake.put({TP: records(TP, 2)}, {}, {TP: 2})
-    feed.accept(agent.batches[0])
-    intake.put({}, {}, {TP: 3})
-    feed.catch_up()
+    place = _Place(way.feed)
+    way.intake.begin({TP: 0})
+    way.fetched(2, position=2)
+    way.feed.accept(way.batches[0])
+    way.fetched(0, position=3)
+    way.feed.catch_up()
     assert place.turns == [], "two records are not settled"
     place.settle(0, 1)
-    feed.catch_up()
-    feed.catch_up()
+    way.feed.catch_up()
+    way.feed.catch_up()
     assert place.settled == [3]
-    intake.put({}, {}, {TP: 5})
-    feed.catch_up()
+    way.fetched(0, position=5)
+    way.feed.catch_up()
     assert place.settled == [3, 5]
 
 
-async def test_a_position_past_the_last_record_is_told_with_its_fetch(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_a_position_past_the_last_record_is_told_with_its_fetch(way: _Way) -> None:
     """Rows wait for it; but not before all records that came before it are taken in."""
-    place = _Place(feed)
-    intake.put({}, {}, {TP: 3})
+    place = _Place(way.feed)
+    way.fetched(0, position=3)
     assert place.reached == 3
-    intake.put({TP: records(TP, 2)}, {}, {TP: 6})
+    way.fetched(2, position=6)
     assert place.reached == 3
-    feed.accept(agent.batches[0])
+    way.feed.accept(way.batches[0])
     assert place.reached == 6
 
 
-async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
-    feed: Feed, intake: Intake, agent: _Agent, records: Any
-) -> None:
+async def test_no_position_is_settled_while_records_before_it_are_on_their_way(way: _Way) -> None:
     """In the intake, in the agent's queue, or where a draining engine has dropped them."""
-    place = _Place(feed, max_in_flight=0)
-    intake.begin({TP: 0})
-    intake.put({TP: records(TP, 2)}, {}, {TP: 3})
-    feed.catch_up()
+    place = _Place(way.feed, max_in_flight=0)
+    way.intake.begin({TP: 0})
+    way.fetched(2, position=3)
+    way.feed.catch_up()
     place.max_in_flight = 10
-    feed.pump(TP)
-    assert intake.waiting(TP) == 0
-    feed.catch_up()
+    way.feed.pump(TP)
+    assert way.intake.waiting(TP) == 0
+    way.feed.catch_up()
     place.draining = True
     place.accept = lambda *_: None  # type: ignore[method-assign]
-    feed.accept(agent.batches[0])
-    feed.catch_up()
+    way.feed.accept(way.batches[0])
+    way.feed.catch_up()
     assert place.turns == []

@@ -46,10 +46,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 async def open_lane(
-    make_lane: MakeLane,
-    topics: Topics,
-    clock: VirtualClock,
-    noted: list[LaneBatch],
+    make_lane: MakeLane, topics: Topics, clock: VirtualClock, only_noted: None
 ) -> AsyncIterator[OpenLane]:
     """Make lanes over one folder; each is closed at the end."""
     made: list[KafkaTransport] = []

@@ -21,7 +21,7 @@ from aiokafka.errors import (
     TransactionalIdAuthorizationFailed,
     UnknownMemberIdError,
 )
-from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, progress
+from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, Producer, progress
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError, TooFewCopiesError
@@ -164,7 +164,7 @@ async def test_a_transactional_id_that_may_not_be_used_names_the_right(
     async def refused(_: object) -> None:
         raise TransactionalIdAuthorizationFailed(lane.place.name)
 
-    monkeypatch.setattr(type(lane), "start_producer", refused)
+    monkeypatch.setattr(Producer, "start", refused)
     with pytest.raises(RightMissingError, match=f"transactional id {lane.place.name} .* needs WRITE on it"):
         await lane.fence()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, TopicAuthorizationFailedError
 
-from retryapp.runtime.observe.last_line import LastLine
+from retryapp.runtime.worker import LastLine
 
 GROUP, TOPIC = GroupAuthorizationFailedError("g"), TopicAuthorizationFailedError()
 CLOSED = RuntimeError("Event loop is closed")

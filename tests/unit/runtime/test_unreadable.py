@@ -242,8 +242,8 @@ def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> Non
 def test_lists_end_with_a_batch_and_say_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a list was not read yet: a reader may stop after each."""
     monkeypatch.setattr(unreadable, "LIST_RECORDS", 5)
-    raw = bytes(b"".join(batch(base, 2) for base in range(0, 16, 2)))
-    records = TolerantRecords(OTHERS, KeptRecords(raw), [], 1, bare, None, True, 1)
+    raw = b"".join(batch(base, 2) for base in range(0, 16, 2))
+    records = fetch(raw, 1, OTHERS, bare)
     lists = [([record.offset for record in found], records.next_fetch_offset) for found in records]
     assert lists == [([1, 2, 3, 4, 5], 6), ([6, 7, 8, 9, 10, 11], 12), ([12, 13, 14, 15], 16)]
 
@@ -251,9 +251,7 @@ def test_lists_end_with_a_batch_and_say_how_far_they_came(monkeypatch: pytest.Mo
 def test_a_damaged_batch_is_an_error_and_nothing_after_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lists before it are sound; the reader that gets the error has not moved past what it was not given."""
     monkeypatch.setattr(unreadable, "LIST_RECORDS", 3)
-    records = TolerantRecords(
-        OTHERS, KeptRecords(bytes(batch(0) + flipped(batch(3)) + batch(6))), [], 0, bare, None, True, 1
-    )
+    records = fetch(batch(0) + flipped(batch(3)) + batch(6), 0, OTHERS, bare)
     assert [record.offset for record in next(records)] == [0, 1, 2]
     assert records.next_fetch_offset == 3
     with pytest.raises(CorruptRecordException):

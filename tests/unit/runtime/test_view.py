@@ -27,6 +27,7 @@ from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.testing.tables import MemoryPendingTable
@@ -358,3 +359,34 @@ def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(
     assert info is not None
     assert info.blocked_since_ms is None, "a cap is reached: what is next, and may be young, does not say since when"
     assert view.gauges().blocked == {"orders": 1}
+
+
+def test_a_lane_that_takes_too_long_to_open_still_shows_what_closed_it() -> None:
+    """Until it was open: its next error may have nothing to do with that one."""
+    watch = LaneWatch(VirtualClock())
+
+    def told(event: Event, error_type: str | None = None, message: str | None = None) -> str | None:
+        watch.observe(Observation(event=event, handler="orders", partition=0, error_type=error_type, message=message))
+        return watch.look("orders", 0, 1, "opening", None).error
+
+    slow = (Event.LANE_FAILED, "TimeoutError", "opening it took longer than 30 s")
+    refused = "TooFewCopiesError: log[0] takes no records"
+    assert told(Event.LANE_FAILED, *refused.split(": ")) == refused
+    for _ in range(2):
+        assert told(*slow) == f"TimeoutError: opening it took longer than 30 s; before that, {refused}"
+    told(Event.LANE_OPENED)
+    assert told(*slow) == "TimeoutError: opening it took longer than 30 s"
+
+
+def test_that_the_group_took_a_partition_away_is_no_error_once_it_is_back() -> None:
+    """A failure is told on, with its age."""
+    watch = LaneWatch(VirtualClock())
+
+    def told(event: Event, message: str | None = None, **facts: Any) -> str | None:
+        watch.observe(Observation(event=event, handler="orders", partition=0, message=message, **facts))
+        return watch.look("orders", 0, 1, "open", None).error
+
+    assert told(Event.LANE_CLOSED, "the group is rebalancing") == "the group is rebalancing"
+    assert told(Event.LANE_OPENED) is None
+    failed = told(Event.LANE_FAILED, "gone", error_type="OSError")
+    assert failed == told(Event.LANE_OPENED) == "OSError: gone"

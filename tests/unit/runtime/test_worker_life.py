@@ -124,11 +124,21 @@ class _Partition:
         self.said.append("end")
 
 
-async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
-    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
+FATAL = "Task catch-up ended with an error that it could not handle (ValueError('a fault of ours'))"
+
+
+@pytest.mark.parametrize(
+    ("part", "call", "expected"),
+    [
+        ("", "catch_up", [("Task %s ended with an error", "catch-up"), (FATAL,)]),
+        ("recent", "look", [("Task %s ended with an error", "recent")]),
+    ],
+)
+async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process_or_is_told(
+    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch, part: str, call: str, expected: list[Any]
 ) -> None:
-    """Else it would go on and settle no offset, silently; a cancelled task is no error."""
-    ends: list[str] = []
+    """Else no offset would be settled any more, or numbers of the pages be old, silently; a cancelled one is none."""
+    told: list[tuple[object, ...]] = []
     assigned = runtime._on_assigned
 
     def broken() -> bool:
@@ -136,34 +146,14 @@ async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
 
     async def wait(*facts: Any) -> None:
         await assigned(*facts)
-        await until(lambda: ends)
-
-    monkeypatch.setattr(module, "end_process", ends.append)
-    monkeypatch.setattr(runtime, "catch_up", broken)
-    monkeypatch.setattr(runtime, "_on_assigned", wait)
-    await start(runtime)
-    assert ends == ["Task catch-up ended with an error that it could not handle (ValueError('a fault of ours'))"]
-
-
-async def test_an_error_that_ends_a_task_which_no_partition_needs_is_told(
-    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Numbers of the pages would be old for ever, silently."""
-    told: list[tuple[object, ...]] = []
-    assigned = runtime._on_assigned
-
-    def broken() -> None:
-        raise ValueError("a fault of ours")
-
-    async def wait(*facts: Any) -> None:
-        await assigned(*facts)
         await until(lambda: told)
 
+    monkeypatch.setattr(module, "end_process", lambda why: told.append((why,)))
     monkeypatch.setattr(module.logger, "error", lambda *facts, **_: told.append(facts))
-    monkeypatch.setattr(runtime.recent, "look", broken)
+    monkeypatch.setattr(getattr(runtime, part) if part else runtime, call, broken)
     monkeypatch.setattr(runtime, "_on_assigned", wait)
     await start(runtime)
-    assert told == [("Task %s ended with an error", "recent")]
+    assert told == expected
 
 
 async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
