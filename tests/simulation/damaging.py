@@ -113,5 +113,5 @@ def _damaged(row: bytes, rng: Random) -> tuple[bytes, bool]:
         return row[: -rng.randint(1, 30)], False
     if kind == "begin":
         return b"\xff" + row[1:], False
-    at = row.index(_COUNT) + len(_COUNT)
+    at = row.rindex(_COUNT) + len(_COUNT)  # a letter has one of its record, too, which is foreign and comes before
     return row[:at] + b"x" + row[at + 1 :], True

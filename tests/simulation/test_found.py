@@ -62,6 +62,8 @@ FOUND = {
     "The judge took the older one for replaced.",
     22914702: "A deadline counts none of the last ten pauses. "
     "Five were remembered, so a record that was paused and held again and again died too soon.",
+    20540523: "A dead letter's row has the headers of its record, too, as foreign ones. "
+    "The judge damaged one of those, and the row was sound.",
     22637341: "A record that ends its workers is found later where a dead letter ends some, too. "
     "The judge counted those of one handler alone.",
 }
