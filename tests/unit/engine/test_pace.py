@@ -296,6 +296,19 @@ async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
         assert len(service.done) == 12
 
 
+async def test_a_bad_deploy_is_dead_in_the_end() -> None:
+    """After `max_open` its failures spend attempts again."""
+    service = Service(BankDownError())
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
+    async with partition(service, "1s", circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 29_000, 500)
+        assert orders.dead_letters == []
+        await pass_time(orders, 60_000, 500)
+        assert [letter.reason for letter in orders.dead_letters] == ["exhausted"] * 20
+        assert {letter.attempt for letter in orders.dead_letters} == {2}
+
+
 @pytest.mark.parametrize("more", [False, True])
 async def test_a_circuit_that_nothing_waits_for_closes(more: bool) -> None:
     """Half-open for hours on a topic without records it had no free attempt left for its next outage."""
