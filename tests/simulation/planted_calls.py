@@ -66,7 +66,7 @@ CALLS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a mark is that of another record", ((BatchPool, "_close_all", _blamed),), 1),
     ("neighbours fail with a record that raises", ((batches, "ALIKE", 1),), 1),
     ("what took too long runs with others again", ((deliver, "ALONE", 0),), 87),
-    ("halves are tried after the end of the session", ((BatchPool, "_is_over", _never_over),), 74),
+    ("halves are tried after the end of the session", ((BatchPool, "_is_over", _never_over),), 154),
     ("a delivery has one try", ((pool, "hot_wait_s", lambda _run, _error: None),), 1),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

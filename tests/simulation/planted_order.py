@@ -168,7 +168,7 @@ ORDER: Final = (
     ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 1467),
     ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 64),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
-    ("supersede before deduplicate", ((Latest, "has_row", _before_duplicates),), 239),
+    ("supersede before deduplicate", ((Latest, "has_row", _before_duplicates),), 346),
     ("an older row is claimed although a newer one runs", ((Latest, "claim", _each_claimed),)),
     ("a row that was replaced stays", ((Latest, "_removal", _left),)),
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),

@@ -252,7 +252,7 @@ RULES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a row is removed by its due time", ((deliver, "_failed_turn", _by_due_time),), 172),
     ("deliveries are counted as attempts", ((deliver, "after_failure", _anew),), 1),
     ("a redelivery has the time of its row", ((deliver, "restore", _at_its_row),), 1),
-    ("a fault of ours does not fail its lane", ((Lane, "fail", _nothing),), 1),
+    ("a fault of ours does not fail its lane", ((Lane, "fail", _nothing),), 121),
     ("rows of a former policy wait on", ((PartitionEngine, "begin", _present_tiers),), 1),
     ("copies go to the topic of the first delay",
      ((HandlerTopology, "retry_topic_for", lambda self, _delay_ms: self.retry_topics[0]),), 1),
