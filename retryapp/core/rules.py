@@ -175,26 +175,33 @@ def first_answer(
         of_group: gets the answers of a group's members, if the group itself has none.
         ends: types whose causes are not asked.
     """
-    known: dict[int, Answer | None] = {}
+    return _first(error, ask, of_group, ends, MAX_NESTING, {})
 
-    def first(error: BaseException, levels: int) -> Answer | None:
-        answer: Answer | None = None
-        current: BaseException | None = error
-        asked: list[int] = []
-        while current is not None and answer is None:
-            if id(current) in known or len(known) >= MAX_ERRORS:
-                answer = known.get(id(current))
-                break
-            known[id(current)] = None  # until it has one: a cycle ends here
-            asked.append(id(current))
-            answer = ask(current)
-            if answer is None and isinstance(current, BaseExceptionGroup) and levels:
-                answer = of_group([first(each, levels - 1) for each in current.exceptions])
-            current = None if isinstance(current, ends) else current.__cause__
-        known.update(dict.fromkeys(asked, answer))
-        return answer
 
-    return first(error, MAX_NESTING)
+def _first(
+    error: BaseException,
+    ask: Callable[[BaseException], Answer | None],
+    of_group: Callable[[list[Answer | None]], Answer | None],
+    ends: tuple[type[BaseException], ...],
+    levels: int,
+    known: dict[int, Answer | None],
+) -> Answer | None:
+    """Go on as `first_answer`, for a member of a group; inside that it would be a ring of garbage for each failure."""
+    answer: Answer | None = None
+    current: BaseException | None = error
+    asked: list[int] = []
+    while current is not None and answer is None:
+        if id(current) in known or len(known) >= MAX_ERRORS:
+            answer = known.get(id(current))
+            break
+        known[id(current)] = None  # until it has one: a cycle ends here
+        asked.append(id(current))
+        answer = ask(current)
+        if answer is None and isinstance(current, BaseExceptionGroup) and levels:
+            answer = of_group([_first(each, ask, of_group, ends, levels - 1, known) for each in current.exceptions])
+        current = None if isinstance(current, ends) else current.__cause__
+    known.update(dict.fromkeys(asked, answer))
+    return answer
 
 
 def schedule_of(name: str, given: str | Schedule) -> Schedule:
