@@ -162,6 +162,7 @@ class Peers:
                         logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %r is another, or none", url)
                     if answer.status != 200:
                         return None
+                    self._refused.discard(url)
                     body = bytearray()
                     async for chunk in answer.content.iter_any():
                         body += chunk

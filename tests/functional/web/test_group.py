@@ -183,6 +183,20 @@ async def test_a_bad_neighbour_costs_a_page_little(monkeypatch: pytest.MonkeyPat
             assert not {"Authorization", "Cookie"} & set(request.headers)
 
 
+async def test_each_time_that_a_neighbour_refuses_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Also when its secret was put right in between."""
+    statuses = [403, 403, 200, 401, 403]
+
+    async def next_status(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=statuses.pop(0))
+
+    async with answering(next_status) as (peer, _):
+        neighbours, theirs = peers.Peers(lambda: NOW_MS), [partition(1, state="elsewhere", owner_url=peer)]
+        for told in (1, 1, 1, 2, 2):
+            await neighbours.read(theirs, MAIN, "due")
+            assert caplog.text.count("retryapp.peer_refused") == told
+
+
 def test_parts_of_jobs_are_those_of_the_owner_of_their_partition() -> None:
     """The last answer of a worker that is silent may have what has gone on elsewhere since."""
     here, there = partition(0), partition(1, state="elsewhere", owner_url="http://new")
