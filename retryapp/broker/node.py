@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -29,6 +29,8 @@ _PORT_ATTEMPTS = 3
 _PROBE_S = 0.2
 """How long one question whether it is ready may take."""
 _POLL_S = 0.02
+_KILL_S = 10.0
+"""How long the system may take to end a process after SIGKILL."""
 _OUTPUT = "output.txt"
 _STARTING = ".starting"
 
@@ -134,7 +136,8 @@ class Broker:
         if (pid := self.pid) is not None:
             stop_process(psutil.Process(pid))
         if self._process is not None:
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):  # the system cannot end it: nor can this process
+                self._process.wait(_KILL_S)
             self._process = None
 
     def kill(self) -> None:
@@ -243,13 +246,13 @@ class Broker:
 def stop_process(process: psutil.Process) -> None:
     """End a process, whoever has started it: SIGTERM, wait, SIGKILL."""
     process.send_signal(signal.SIGTERM)
-    if not gone(process, STOP_TIMEOUT_S):
+    if not ends_within(process, STOP_TIMEOUT_S):
         process.send_signal(signal.SIGKILL)
-        gone(process, 10.0)
+        ends_within(process, _KILL_S)
 
 
-def gone(process: psutil.Process, timeout_s: float) -> bool:
-    """Wait for the end of a process; its entry may stay, where nobody collects orphans."""
+def ends_within(process: psutil.Process, timeout_s: float) -> bool:
+    """Wait until a process has ended; return whether it has. A zombie has ended: its parent may never collect it."""
     deadline_s = time.monotonic() + timeout_s
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline_s:

@@ -186,7 +186,7 @@ def _first(
     levels: int,
     known: dict[int, Answer | None],
 ) -> Answer | None:
-    """Go on as `first_answer`, for a member of a group; inside that it would be a ring of garbage for each failure."""
+    """Answer for one error and its causes. A nested function that calls itself would leave a cycle for each failure."""
     answer: Answer | None = None
     current: BaseException | None = error
     asked: list[int] = []

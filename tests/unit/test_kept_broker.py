@@ -14,7 +14,7 @@ import pytest
 
 from retryapp.broker.config import properties_file
 from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
-from retryapp.broker.node import Broker, BrokerFailedError, gone
+from retryapp.broker.node import Broker, BrokerFailedError, ends_within
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
@@ -33,12 +33,12 @@ def stated_process(data: Path, *arguments: object) -> Iterator[subprocess.Popen[
 
 
 def test_a_recycled_process_id_is_not_the_broker(tmp_path: Path) -> None:
-    """Nobody else's process is ever stopped; the wait for the end of one that goes on is bounded."""
+    """A process that is no broker is not stopped. Waiting for one that does not end has a limit."""
     with stated_process(tmp_path) as other:
         assert broker_status(tmp_path) is None
         assert stop_kept_broker(tmp_path) is None
         assert other.poll() is None
-        assert not gone(psutil.Process(other.pid), 0.1)
+        assert not ends_within(psutil.Process(other.pid), 0.1)
 
 
 def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
         assert stop_kept_broker(tmp_path) is not None
         (tmp_path / "broker.json").write_text(state)
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-        assert gone(psutil.Process(process.pid), 20)
+        assert ends_within(psutil.Process(process.pid), 20)
         assert broker_status(tmp_path) is None
 
 

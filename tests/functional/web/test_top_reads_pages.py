@@ -15,7 +15,6 @@ from samples import partition
 
 from retryapp.cli._workers import Workers
 from retryapp.ports import Activity
-from retryapp.web import peers
 from retryapp.web.access import Role, parse_operators
 from retryapp.web.figures import rates_of
 
@@ -72,11 +71,8 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
         assert set(heard) <= {None}
 
 
-async def test_one_worker_says_all_of_the_group(
-    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_worker_says_all_of_the_group(site: Site, worker: FakeWorker) -> None:
     """It asks the others; figures add up, and lanes of all are shown as their owners say."""
-    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
     worker.address = site.url
     other = busy_worker(site.url)
     worker.lately = other.lately = BUSY
@@ -90,7 +86,7 @@ async def test_one_worker_says_all_of_the_group(
         group = await Workers("billing", [site.url])._ask(NOW_MS)
         assert (group.workers, group.note) == (sorted([site.url, url]), "")
         assert group.handlers[0]["pending"] == 1_204_397 + 600
-        assert group.handlers[0]["unknown_partitions"] == [3], "nobody has it"
+        assert group.handlers[0]["unknown_partitions"] == [3], "no worker has it"
         both = rates_of([BUSY, BUSY])
         assert both is not None
         assert group.handlers[0]["rates"] == asdict(both)

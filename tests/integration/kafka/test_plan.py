@@ -127,7 +127,7 @@ def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, t
         said = sorted((number, f"{each.verb} {each.circuit}".strip(), each.by) for number, each in commands)
         return said == [(number, verb, "ann") for number in (3, 4) for verb in verbs]
 
-    wait_for(told, "the partitions that are added are told this, and no more", timeout_s=10)
+    wait_for(told, "the new partitions get these commands, and no others", timeout_s=10)
 
 
 def test_a_broker_that_hears_late_of_new_topics_is_asked_again(connection, topology, monkeypatch):

@@ -39,7 +39,7 @@ async def nothing_left() -> AsyncIterator[None]:
 
 @pytest.fixture
 async def unseen() -> AsyncIterator[list[Any]]:
-    """What the event loop would log of errors that nobody has retrieved: nothing."""
+    """Collect what the event loop would log of errors that no code retrieved; there must be none."""
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
     yield complaints

@@ -75,7 +75,7 @@ def test_hanging_handlers_cost_their_own_records_and_nothing_else(stage: Stage) 
     assert worker.log.count("retryapp.run_abandoned") == 2 * 2 * HANGING
     began_s = time.monotonic()
     assert worker.stop() == 0
-    assert time.monotonic() - began_s < 12, "nobody waits for what hangs"
+    assert time.monotonic() - began_s < 12, "the stop does not wait for calls that hang"
 
 
 def test_a_worker_whose_handler_can_run_nothing_more_ends_to_be_started_again(stage: Stage) -> None:

@@ -68,7 +68,7 @@ class _Place:
 
 
 class _Way:
-    """An intake, whose consumer fetches whatever it is told, a feed, and agents, who take what a test has them take."""
+    """The way of records: a consumer that fetches what a test says, intake, feed, and agents that take when asked."""
 
     def __init__(self, records: Any) -> None:
         self.records = records

@@ -379,7 +379,7 @@ def test_a_lane_that_takes_too_long_to_open_still_shows_what_closed_it() -> None
 
 
 def test_that_the_group_took_a_partition_away_is_no_error_once_it_is_back() -> None:
-    """A failure is told on, with its age."""
+    """A failure stays on the page after the lane has opened again, with its age."""
     watch = LaneWatch(VirtualClock())
 
     def told(event: Event, message: str | None = None, **facts: Any) -> str | None:
