@@ -48,7 +48,6 @@ class Intake:
         """Called when a partition's position is out of range; it stays so until its lane opens again."""
         self.on_counted: Callable[[Mapping[str, int]], None] = lambda _counts: None
         """Called with the number of partitions of each main topic whenever the client has asked (0: unknown)."""
-        self.dropped_stale = 0
         self._buffers: dict[TopicPartition, deque[Record | Stuck]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)
         self._next: dict[TopicPartition, int] = {}
@@ -85,9 +84,7 @@ class Intake:
         """Take a fetch; records of an older epoch are dropped (they will be read again)."""
         for raw_tp, found in records.items():
             tp = TopicPartition(raw_tp.topic, raw_tp.partition)
-            if self._is_stale(tp, stamp):
-                self.dropped_stale += len(found)
-            elif found:
+            if found and not self._is_stale(tp, stamp):
                 self._extend(tp, found)
                 self.on_records(tp)
         for tp, position in (positions or {}).items():
