@@ -329,6 +329,33 @@ async def test_a_circuit_that_nothing_waits_for_closes(more: bool) -> None:
         assert len(service.done) == 1 + more
 
 
+async def test_a_circuit_that_records_wait_for_does_not_close_when_its_process_has_slept() -> None:
+    """All times are over at once then: its probes told nothing, and those behind them are still to probe."""
+
+    async def busy(value: bytes) -> None:
+        calls.append(value)
+        raise RetryLater("1d")
+
+    calls: list[bytes] = []
+    async with partition(busy) as orders:
+        pace = orders.engine.context.pace
+        pace.force("to see")
+        pace.release()
+        await orders.send(*(b"%d" % n for n in range(3 * BREAKER.probes)))
+        assert (len(calls), bool(pace._held)) == (BREAKER.probes, True)
+        orders.clock.advance(2 * BREAKER.longest_break_ms)
+        pace._look(pace.gates[""])
+        assert state(orders) is CircuitState.HALF_OPEN
+
+
+async def test_one_that_was_let_go_at_another_worker_probes_when_its_partition_is_back() -> None:
+    """Here it was forced open last, and nothing durable says so any more: it would hold everything back for ever."""
+    async with partition(Service()) as orders:
+        orders.engine.context.pace.force("to see")
+        await reopen(orders)
+        assert (state(orders), orders.engine.context.pace.going.is_set()) == (CircuitState.HALF_OPEN, True)
+
+
 async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
     """It was elsewhere for longer than `max_open`."""
     service = Service(BankDownError())
