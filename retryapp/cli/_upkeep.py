@@ -16,6 +16,7 @@ from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_job, lake_options, print_waiting, wait_option
 from retryapp.cli._target import connect
 from retryapp.cli.console import emit, stderr_console
+from retryapp.core.durations import format_duration_ms
 from retryapp.core.text import counted
 from retryapp.kafka import reach
 from retryapp.lookup.instants import utc_text
@@ -61,15 +62,15 @@ def expire(*, age_ms: int, lake: str, session: SessionOptions, wait_s: float, as
 
 @click.command()
 @click.option(
-    "--older-than", "hours", type=click.IntRange(min=0), default=168, show_default=True,
-    help="Hours since a file was removed from the table; readers of older versions fail.",
+    "--older-than", "age_ms", metavar="LENGTH", type=LENGTH, default="7d", show_default=True,
+    help="Since a file was removed from the table; readers of older versions fail.",
 )  # fmt: skip
 @_upkeep_options
-def vacuum(*, hours: int, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
+def vacuum(*, age_ms: int, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
     """Remove the files that no longer belong to the archive. Waits for archive runs, and they wait."""
     with _upkeep(lake, session, wait_s) as upkeep:
-        upkeep.vacuum(hours)
-    emit({"hours": hours}, f"files unused for {counted(hours, 'hour')} removed", as_json=as_json)
+        upkeep.vacuum(age_ms)
+    emit({"age_ms": age_ms}, f"files unused for {format_duration_ms(age_ms)} removed", as_json=as_json)
 
 
 @click.command()

@@ -79,8 +79,9 @@ class Upkeep:
         with self._changing("expire", RECORDS_HOLD):
             return self._changed(f"DELETE FROM {self._records} WHERE date < '{before.isoformat()}'")  # noqa: S608 - ours
 
-    def vacuum(self, hours: int) -> None:
+    def vacuum(self, age_ms: int) -> None:
         """Remove files that left the table this long ago; readers of older versions, an analysis too, fail."""
+        hours = f"{age_ms / 3_600_000:.9f}"
         holds = self._changing("vacuum", ANALYSIS_HOLD, RECORDS_HOLD)
         with holds, setting(self._spark, _CHECK, "false"):
             self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()

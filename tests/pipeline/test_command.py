@@ -67,6 +67,7 @@ def test_archive_status_and_upkeep(command: CommandLine, group: Group, tmp_path:
     assert command(*erase, "--group", "a-typo")[0] == 3, "before anything is erased"
     facts = command(*erase)[1]
     assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
+    assert command("vacuum", "--older-than", "90m") == (0, {"age_ms": 5_400_000})
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
 
