@@ -36,29 +36,37 @@ class KafkaDestinations(DestinationReader):
         return seen
 
     def _look(self, topic: str) -> TopicLook | None:
-        if self._admin is None:
-            self._admin = KafkaAdmin(self._connection(), timeout_s=TIMEOUT_S)
+        admin = self._admin = self._admin or KafkaAdmin(self._connection(), timeout_s=TIMEOUT_S)
         try:
-            description = self._admin.describe(topic)
-        except TopicMissingError:
-            return None
-        except AccessDeniedError:
-            return TopicLook(0, problem="this login may not describe it; it needs DESCRIBE and WRITE")
-        try:
-            settings = self._admin.settings([topic]).get(topic, {})
+            return _look(admin, topic)
         except BrokerUnreachableError:
+            # it waits for the controller that it knows, until that one is back; a new client learns of the next
+            self._admin = None
             raise
-        except RetryAppError:  # a login may publish without the right to read settings
-            settings = {}
-        limit = settings.get("max.message.bytes")
-        return TopicLook(
-            partitions=len(description.partitions),
-            max_bytes=None if limit is None else int(limit),
-            compacted="compact" in settings.get("cleanup.policy", ""),
-            problem=_problem(description),
-            closed=_closed(description, int(settings.get("min.insync.replicas", 1))),
-            topic_id=short_topic_id(url_safe_topic_id(description.topic_id)),
-        )
+
+
+def _look(admin: KafkaAdmin, topic: str) -> TopicLook | None:
+    try:
+        description = admin.describe(topic)
+    except TopicMissingError:
+        return None
+    except AccessDeniedError:
+        return TopicLook(0, problem="this login may not describe it; it needs DESCRIBE and WRITE")
+    try:
+        settings = admin.settings([topic]).get(topic, {})
+    except BrokerUnreachableError:
+        raise
+    except RetryAppError:  # a login may publish without the right to read settings
+        settings = {}
+    limit = settings.get("max.message.bytes")
+    return TopicLook(
+        partitions=len(description.partitions),
+        max_bytes=None if limit is None else int(limit),
+        compacted="compact" in settings.get("cleanup.policy", ""),
+        problem=_problem(description),
+        closed=_closed(description, int(settings.get("min.insync.replicas", 1))),
+        topic_id=short_topic_id(url_safe_topic_id(description.topic_id)),
+    )
 
 
 def _problem(description: Any) -> str | None:

@@ -7,6 +7,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.runtime.clients import destinations
 from retryapp.runtime.clients.destinations import KafkaDestinations
@@ -42,3 +43,23 @@ async def test_a_partition_that_takes_no_records_is_seen(
     look = await KafkaDestinations(lambda: KafkaConnection("nowhere:9092")).look(TOPIC)
     assert look is not None
     assert look.closed == ({} if why is None else {5: why})
+
+
+async def test_a_client_that_no_broker_answers_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the controller that it has heard of, and asks nobody whether there is another one."""
+    admin = create_autospec(KafkaAdmin, instance=True)
+    admin.describe.side_effect = [
+        BrokerUnreachableError("nowhere:9092", "timed out"),
+        *[TopicMissingError(TOPIC, "")] * 2,
+    ]
+    made: list[str] = []
+
+    def make(connection: KafkaConnection, **_: object) -> KafkaAdmin:
+        made.append(connection.bootstrap)
+        return admin
+
+    monkeypatch.setattr(destinations, "KafkaAdmin", make)
+    looks = KafkaDestinations(lambda: KafkaConnection("nowhere:9092"))
+    with pytest.raises(BrokerUnreachableError):
+        await looks.look(TOPIC)
+    assert [await looks.look(TOPIC), await looks.look(TOPIC), len(made)] == [None, None, 2]
