@@ -223,8 +223,8 @@ class Retries:
                 end unless `max_elapsed` ends it.
             redelivery: `direct` (default): a record that is due again is delivered from the table; or `main`: a copy of
                 it is published to the main topic first, and it is delivered once the topic is read up to the copy,
-                after the records before it. Other groups that use retryapp ignore such copies. Not with an order or
-                `payload="reference"`, nor on a compacted topic.
+                after the records before it. Other groups that use retryapp ignore such copies. Not with an order,
+                `payload="reference"` or `max_concurrent` of a circuit, nor on a compacted topic.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -235,7 +235,7 @@ class Retries:
             HandlerSignatureError: the function cannot be called with a value.
             InvalidTopicNameError, NameClashError: topic names that would not work.
             PublishCircleError: handlers would publish to each other's main topics in a circle.
-            InvalidSettingError: an argument is out of range.
+            InvalidSettingError, InvalidPolicyError, InvalidDurationError: an argument is out of range.
         """
         return self._declare(
             topic,
@@ -350,7 +350,7 @@ class Retries:
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
             hold_for: of `hold`: how long, if nobody releases it; None: `7d`.
-            force: of `replay`: also a record that ended its workers, or may be superseded.
+            force: of `replay`: also a record that ended its workers, or may be superseded, or whose letter was handled.
             edit: of `replay`: what it changes, as `Edit.of("keep", value=b"…")`; the letter stays as it was.
             wait: how long to wait for the answer.
 

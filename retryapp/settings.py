@@ -49,7 +49,8 @@ class Settings(BaseSettings):
     cache_dir: Path = platformdirs.user_cache_path("retryapp")
     """Folder for what is downloaded once (jars of the development broker and of Spark); safe to delete."""
     datadir: Path = Path(".retryapp")
-    """Folder of local state. Each worker locks the first free worker-N in it; the development broker uses broker."""
+    """Folder of local state. Each worker locks the first free `GROUP/worker-N` in it; the development broker uses
+    `broker`, the pipeline `lake`."""
     grace: Milliseconds = 25_000
     """How long running handlers may continue after SIGTERM; then they are cancelled and their records given back."""
     log_format: Literal["text", "json"] = "text"

@@ -43,7 +43,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def with_filter(**values: Any) -> Any:
         fields = {name: values.pop(name, None) for name in FILTERS}
-        given = values.pop("all_") or any(value is not None for value in fields.values())
+        given = values.pop("all_", False) or any(value is not None for value in fields.values())
         try:
             wanted = LetterFilter(**fields) if given else None
         except ValidationError as error:
@@ -52,7 +52,6 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return decorated(
         with_filter,
-        click.option("--all", "all_", is_flag=True, help="All of them."),
         click.option(
             "--cause",
             type=Parsed("ID", _cause),
@@ -92,6 +91,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+all_option = click.option("--all", "all_", is_flag=True, help="All of them.")
+"""Of what changes records: lists have all without a filter."""
 reason_option = click.option(
     "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only those with this reason."
 )
@@ -101,6 +102,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add which letters a job is about, and how it is begun."""
     return decorated(
         command,
+        all_option,
         filter_options,
         reason_option,
         click.option("--preview", "only_preview", is_flag=True, help="Show what a filter selects, and do nothing."),

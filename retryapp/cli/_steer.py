@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from pydantic import ValidationError
 
-from retryapp.cli._jobs import filter_options
+from retryapp.cli._jobs import all_option, filter_options
 from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table, undecoded_text
 from retryapp.cli._target import decoding_of, origin_named, resolve, resolve_failure
@@ -57,6 +57,7 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command,
         click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, as 100/s or 600/m."),
         click.option("--yes", is_flag=True, help="Do not ask before doing it to all that a filter selects."),
+        all_option,
         filter_options,
         steer_options,
     )

@@ -64,7 +64,7 @@ def list_(
 ) -> ExitCode:
     """List waiting records, the next due first.
 
-    A record that is due and waits for an open circuit is marked. Only the pages show whether a rate holds it back.
+    A record that is due, and that a pause or an open circuit holds back, is marked. Only the pages know of rates.
 
     \b
     Examples:

@@ -80,8 +80,7 @@ def command(
     With --acls: which rights its workers need, as a table and as kafka-acls.sh lines, also on topics that handlers
     declare (publishes=).
 
-    Retention is the time that all workers may be down plus the policy's longest wait; partitions are as many as the
-    main topic's.
+    Our topics have as many partitions as their main topic. No retention of theirs depends on the policy.
 
     \b
     Exit codes: 0 all topics exist or can be created, 1 a main topic is missing or a topic is not as required.

@@ -89,7 +89,10 @@ APART: dict[str, list[dict[str, Any]]] = {
         {"payload": "reference", "order": "latest"},
         {"payload": "reference", "redelivery": "main"},
     ],
-    '`redelivery="main"`': [{"redelivery": "main", "order": order} for order in ("key", "latest", "partition")],
+    '`redelivery="main"`': [
+        *({"redelivery": "main", "order": order} for order in ("key", "latest", "partition")),
+        {"redelivery": "main", "circuits": {"ledger": CircuitBreaker(max_concurrent=2)}},
+    ],
     '`dead_letters="drop"`': [{"policy": NAMED_LETTERS, "dead_letters": "drop"}],
 }
 """What a start refuses, by the first column of the page's table."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import causes, pending
+from retryapp.cli import causes, dead, pending
 from retryapp.lookup.records import Listed
 
 PLACE = ["--broker", "127.0.0.1:1", "--group", "shop"]
@@ -48,3 +48,11 @@ def test_what_happened_during_the_read_is_past(
     monkeypatch.setattr(module, reads, read)
     done = CliRunner().invoke(command, PLACE)
     assert "30s ago" in done.output, done.exception
+
+
+@pytest.mark.parametrize("group", [pending.command, dead.command])
+def test_a_list_has_no_all(group: Any) -> None:
+    """It said "All of them" and listed the first 50."""
+    done = CliRunner().invoke(group, ["list", *PLACE, "--all"])
+    assert done.exit_code == 2
+    assert "No such option" in done.output
