@@ -24,6 +24,7 @@ from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
+from retryapp.lookup.payloads import printable
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -154,7 +155,7 @@ def begin_job(
         emit({"verb": verb, "preview": found.facts}, _preview_text(verb, found), as_json=as_json)
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
-        click.echo(_preview_text(verb, found), err=True)
+        click.echo(printable(_preview_text(verb, found)), err=True)
         confirm(f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?")
     click.echo(f"sending the start of job {order.id}", err=True)  # who interrupts it now must know what to cancel
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))

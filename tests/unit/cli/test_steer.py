@@ -284,10 +284,12 @@ def test_a_question_without_a_yes_says_that_nothing_was_sent(
 
     monkeypatch.setattr(sys, "stdin", Stdin())
     monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
-    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    found = Preview(fitting=Counter({0: 3}), samples={("dlq", 0, 7): "g\x1b[2J/orders@kq8G0bTz/0/7"})
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: found)
     monkeypatch.setattr(_jobs, "begin", lambda *_args, **_more: asked.append("begun"))
     assert main.run([*words, *PLACE, "--all", "--why", "x"]) == code
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert (said in shown, "\x1b" in shown) == (True, False)
     assert all(isinstance(each, LetterFilter) for each in asked)
 
 
