@@ -399,12 +399,14 @@ class Retries:
             What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
 
         Raises:
-            InvalidSettingError: there is no such verb, or no reason.
+            InvalidSettingError: there is no such verb, no reason, or a circuit that the verb is not about.
             LookupError: the topic has no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
         check_reason(why)
+        if circuit and not verb.startswith("outage-"):
+            raise InvalidSettingError("circuit", circuit, "expected none: pause and resume are for the whole handler")
         found = self._topology(topic)
         words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)
