@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 
 import click
 
@@ -64,6 +65,8 @@ def cli(*, show_traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # tables and keys have characters that a locale may lack
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

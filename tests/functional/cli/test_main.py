@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Iterator
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ import click
 import pytest
 
 from retryapp.cli.console import ExitCode
-from retryapp.cli.main import SUBCOMMANDS, cli, run
+from retryapp.cli.main import SUBCOMMANDS, cli, main, run
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
 
@@ -84,6 +84,16 @@ def test_an_error_is_said_where_stdout_is_on_a_full_disk(
     assert "retryapp: no Kafka broker answers" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stderr", Full())
     assert run(["broker", "--json"]) == ExitCode.ENVIRONMENT
+
+
+def test_what_a_locale_lacks_is_escaped(acting: Callable[[object], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's line ended each list with a bug of ours."""
+    acting(None)
+    stdout = TextIOWrapper(BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with pytest.raises(SystemExit, match="0"):
+        main(["broker"])
+    assert (stdout.write("\u2500"), stdout.flush(), stdout.buffer.getvalue()) == (1, None, rb"\u2500")  # type: ignore[attr-defined]
 
 
 def test_an_interrupt_says_what_was_sent(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:
