@@ -19,6 +19,7 @@ from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
@@ -179,7 +180,7 @@ def _columns() -> tuple[Any, ...]:
 def watch(
     connection: KafkaConnection, topology: HandlerTopology, job: str, letters: int | None, *, as_json: bool
 ) -> ExitCode:
-    """Show how far a job is until it has ended or is paused; Ctrl-C ends the watching alone."""
+    """Show how far a job is until it has ended or is paused; Ctrl-C and a silent broker end the watching alone."""
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task(f"job {job}", total=letters)
         try:
@@ -193,7 +194,7 @@ def watch(
                 elif letters is None:
                     return unknown_job(job, as_json=as_json)
                 time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokerUnreachableError):
             stderr_console.print(
                 f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
             )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from retryapp.cli import _jobs, job
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Verb
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lifecycle import Commanded
 from retryapp.lookup.jobs import JobProgress, job_facts
@@ -114,3 +115,16 @@ def test_json_of_a_job_that_was_watched_is_that_of_one_that_is_shown(monkeypatch
     )
     assert watched == plain
     assert watched["partitions"]["0"]["done"] == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokerUnreachableError("127.0.0.1:1", "gone")])
+def test_what_ends_the_watching_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """An error after the start was sent did not say so: it looked as if nothing was done."""
+
+    def progress_of(*_args: object) -> dict[str, JobProgress]:
+        raise error
+
+    monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "progress_of", progress_of)
+    ended = CliRunner().invoke(job.command, ["show", *PLACE, "aa", "--watch"])
+    assert "job aa goes on: retryapp job show" in ended.stderr
