@@ -363,6 +363,7 @@ class Retries:
             LookupError: the failure id is of no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
+        check_word("verb", verb, Verb)
         if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:

@@ -182,6 +182,8 @@ async def test_a_command_that_lacks_something_says_what(retries: Retries, at: An
     with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
         await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
     assert "pydantic" not in str(raised.value)
+    with pytest.raises(InvalidSettingError, match=r"'retry_now': expected one of retry-now, reschedule"):
+        await retries.command("retry_now", "app/orders@kq8G0bTz/3/1042")
 
 
 async def test_an_app_has_one_retries(retries: Retries) -> None:
