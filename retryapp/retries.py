@@ -400,12 +400,12 @@ class Retries:
             What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
 
         Raises:
-            InvalidSettingError: there is no such verb, no reason, or a circuit that the verb is not about.
+            InvalidSettingError: there is no such verb, no reason, or another argument is none that it takes.
             LookupError: the topic has no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
-        check_reason(why)
+        check_reason(why, by)
         if circuit and not verb.startswith("outage-"):
             raise InvalidSettingError("circuit", circuit, "expected none: pause and resume are for the whole handler")
         found = self._topology(topic)

@@ -342,6 +342,8 @@ async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: 
         await retries.command_handler("stop", "orders", why="down")
     with pytest.raises(InvalidSettingError, match="why"):
         await retries.command_handler("pause", "orders", why=" ")
+    with pytest.raises(InvalidSettingError, match="setting by=None"):
+        await retries.command_handler("pause", "orders", why="down", by=None)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettingError, match="circuit"):  # it paused the whole handler
         await retries.command_handler("pause", "orders", why="down", circuit="ledger")
     with pytest.raises(LookupError):
