@@ -135,7 +135,7 @@ def java_major(java: Path) -> int | None:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 - fixed words
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(match.group(1)) if match is not None else None
 
 

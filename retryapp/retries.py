@@ -363,6 +363,7 @@ class Retries:
             LookupError: the failure id is of no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
+        check_word("verb", verb, Verb)
         if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
@@ -399,12 +400,14 @@ class Retries:
             What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
 
         Raises:
-            InvalidSettingError: there is no such verb, or no reason.
+            InvalidSettingError: there is no such verb, no reason, or another argument is none that it takes.
             LookupError: the topic has no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
-        check_reason(why)
+        check_reason(why, by)
+        if circuit and not verb.startswith("outage-"):
+            raise InvalidSettingError("circuit", circuit, "expected none: pause and resume are for the whole handler")
         found = self._topology(topic)
         words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)

@@ -78,7 +78,10 @@ def load_handlers(spec: str) -> Retries:
 
 
 def _import(spec: str, name: str) -> Any:
-    here = str(Path.cwd())
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError as error:  # a deploy has replaced it
+        raise AppNotFoundError(spec, "the current folder was deleted") from error
     if here not in sys.path:
         sys.path.insert(0, here)  # as `faust -A` and `python -m` do
     try:

@@ -19,11 +19,13 @@ from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
+from retryapp.lookup.payloads import printable
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -156,7 +158,7 @@ def begin_job(
         emit({"verb": verb, "preview": found.facts}, _preview_text(verb, found), as_json=as_json)
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
-        click.echo(_preview_text(verb, found), err=True)
+        click.echo(printable(_preview_text(verb, found)), err=True)
         confirm(f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?")
     click.echo(f"sending the start of job {order.id}", err=True)  # who interrupts it now must know what to cancel
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
@@ -180,7 +182,7 @@ def _columns() -> tuple[Any, ...]:
 def watch(
     connection: KafkaConnection, topology: HandlerTopology, job: str, letters: int | None, *, as_json: bool
 ) -> ExitCode:
-    """Show how far a job is until it has ended or is paused; Ctrl-C ends the watching alone."""
+    """Show how far a job is until it has ended or is paused; Ctrl-C and a silent broker end the watching alone."""
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task(f"job {job}", total=letters)
         try:
@@ -194,7 +196,7 @@ def watch(
                 elif letters is None:
                     return unknown_job(job, as_json=as_json)
                 time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokerUnreachableError):
             stderr_console.print(
                 f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
             )

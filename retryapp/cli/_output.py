@@ -21,8 +21,8 @@ from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import Listed
 from retryapp.runtime.machine.clock import SystemClock
 
-WIDTH_OF_A_PIPE: Final = 240
-"""Columns where stdout is no terminal: enough that no failure id is folded."""
+WIDTH_OF_A_PIPE: Final = 1_000
+"""Columns where stdout is no terminal: enough that no failure id is folded, beside a long message."""
 
 _APART: Final = {
     "failure_id", "damaged", "headers", "retry_headers", "key", "value", "metadata", "origin", "append_ms",

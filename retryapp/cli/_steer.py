@@ -123,11 +123,12 @@ def steer(
             known[handler] = connection, topology
         targets[name] = known[handler]
     size = BATCH if per_s is None else max(1, min(BATCH, int(per_s)))
-    began_s, asked, outcomes = time.monotonic(), 0, dict[str, Commanded]()
+    next_s, asked, outcomes = time.monotonic(), 0, dict[str, Commanded]()
     try:
         for at in range(0, len(names), size):
-            if per_s is not None and (wait_s := began_s + at / per_s - time.monotonic()) > 0:
-                time.sleep(wait_s)  # a rate is kept by the sender: what is sent is due at once
+            if per_s is not None:  # a rate is kept by the sender: what is sent is due at once
+                time.sleep(max(0.0, next_s - time.monotonic()))
+                next_s = time.monotonic() + size / per_s  # not from the beginning: a slow answer makes no burst
             some = {name: targets[name] for name in names[at : at + size]}
             _send(verb, some, records, at, job, outcomes, by=by, why=why, wait_ms=wait_ms, **more)
             asked = at + len(some)

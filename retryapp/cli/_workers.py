@@ -121,6 +121,8 @@ class Workers:
         notes = [f"{own}: {index['broker_silence']}"] if index.get("broker_silence") else []
         if silent:
             notes.append(f"no answer from {', '.join(silent)}: their last numbers are shown, or are left out")
+        if self._only is not None and not figures:
+            notes.append(f"no handler of {self._only}")
         return Group(
             group=index["group"] or "?",
             now_ms=now_ms,

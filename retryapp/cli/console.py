@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
 from typing import Final
@@ -108,8 +108,11 @@ def emit(result: object, text: str, *, as_json: bool) -> None:
 
 
 def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:
-    """Print an error: one JSON object on stdout, or one line on stderr."""
+    """Print an error: one JSON object on stdout, or one line on stderr, also where stdout cannot be written."""
+    message = message.encode("utf-8", "backslashreplace").decode()  # words of a command line need not be UTF-8
     if as_json:
-        emit({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, "", as_json=True)
-    else:
+        with suppress(OSError):
+            emit({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, "", as_json=True)
+            return
+    with suppress(OSError):  # both may be on one full disk: the exit code says it, too
         click.echo(f"retryapp: {printable(message)}", file=sys.stderr)

@@ -94,7 +94,7 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
     rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
     text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
     text += f"{len(letters)} of {counted(total, 'letter')}, refused or as before; "
-    text += f"each partition names its first {MOST_NAMED:,}"
+    text += f"each partition names its first {MOST_NAMED:,}, until the retention of the events topic deletes them"
     emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
     return ExitCode.FINE
 

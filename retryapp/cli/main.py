@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from io import TextIOWrapper
 
 import click
 
@@ -64,6 +65,8 @@ def cli(*, show_traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # tables and keys have characters that a locale may lack
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -104,10 +107,11 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process edge: an unforeseen error still ends with one clear line
         _show_traceback(words)
-        remedy = "This is a fault in retryapp; 'retryapp --traceback ...' shows where"
-        message = f"unexpected {type(error).__name__}: {error}. {remedy}"
-        emit_error(type(error).__name__, message, ExitCode.BUG, as_json=as_json)
-        return ExitCode.BUG
+        is_refusal = isinstance(error, OSError)  # as of a full disk, to whoever writes a list to a file
+        code, fault = (ExitCode.ENVIRONMENT, "of this machine") if is_refusal else (ExitCode.BUG, "in retryapp")
+        message = f"unexpected {type(error).__name__}: {error}. This is a fault {fault}; "
+        emit_error(type(error).__name__, f"{message}'retryapp --traceback ...' shows where", code, as_json=as_json)
+        return code
     return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.FINE
 
 

@@ -35,6 +35,7 @@ from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import Life
 from retryapp.runtime.machine.clock import SystemClock
+from retryapp.runtime.machine.place import in_url
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def jars(*, as_json: bool) -> None:
 def _served(bind: str, port: int) -> Iterator[PipelineMetrics]:
     metrics = PipelineMetrics()
     with metrics.served(bind, port) as actual_port:
-        click.echo(f"metrics: http://{bind}:{actual_port}/metrics", err=True)
+        click.echo(f"metrics: http://{in_url(bind)}:{actual_port}/metrics", err=True)
         yield metrics
 
 

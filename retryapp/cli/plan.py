@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
@@ -151,10 +151,15 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "bootstrap": plan.bootstrap,
         "brokers": plan.brokers,
         "ok": plan.ok,
-        "to_create": [step.topic for step in plan.to_create],
-        "refused": [step.topic for step in plan.refused],
+        "to_create": topics_of(plan.to_create),
+        "refused": topics_of(plan.refused),
         "topics": [{name: value for name, value in asdict(step).items() if name != "spec"} for step in plan.steps],
     }
+
+
+def topics_of(steps: Iterable[PlanStep]) -> list[str]:
+    """Return the names of topics; several handlers may publish to one."""
+    return [*dict.fromkeys(step.topic for step in steps)]
 
 
 def plan_text(plan: Plan, *, why: bool, manners: Mapping[str, Sequence[str]]) -> str:
@@ -217,9 +222,9 @@ def _reasons(plan: Plan) -> str:
 
 
 def _summary(plan: Plan) -> str:
-    if plan.refused:
-        verb = "prevents" if len(plan.refused) == 1 else "prevent"
-        return f"{len(plan.refused)} of {counted(len(plan.steps), 'topic')} {verb} the application from starting"
-    if plan.to_create:
-        return f"{len(plan.to_create)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
+    if refused := topics_of(plan.refused):
+        verb = "prevents" if len(refused) == 1 else "prevent"
+        return f"{len(refused)} of {counted(len(topics_of(plan.steps)), 'topic')} {verb} the application from starting"
+    if new := topics_of(plan.to_create):
+        return f"{len(new)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
     return "all topics are as required"

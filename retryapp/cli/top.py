@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -19,6 +19,7 @@ from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.errors import GroupUnknownError
 from retryapp.runtime.machine.clock import SystemClock
+from retryapp.runtime.machine.place import in_url
 from retryapp.settings import load_settings
 
 _MEMBERS_S = 5.0
@@ -56,13 +57,14 @@ def command(*, place: Place, urls: tuple[str, ...], once: bool, as_json: bool) -
       retryapp top --url http://127.0.0.1:6066 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     watch = _Watch(place, urls)
+    wide: Any = {} if sys.stdout.isatty() else {"width": 200, "highlight": False}
+    console = Console(emoji=False, **wide)  # an error's ":key:" is text
     if sys.stdout.isatty() and not (once or as_json):
-        with Live(auto_refresh=False, transient=True) as view:
+        with Live(console=console, auto_refresh=False, transient=True) as view:
             while True:
                 view.update(group_table(watch.look()), refresh=True)
                 time.sleep(_FRAME_S)
     group = watch.look()
-    console = Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
     if as_json:
         emit(group, "", as_json=True)
     else:
@@ -127,5 +129,4 @@ def _hosts(target: Target) -> tuple[list[str], int]:
         members = admin.describe_group(target.topologies[0].group).members
     except GroupUnknownError:
         return [], 0
-    hosts = sorted({member.host.lstrip("/") for member in members})
-    return [f"[{host}]" if ":" in host else host for host in hosts], len(members)
+    return sorted({in_url(member.host.lstrip("/")) for member in members}), len(members)

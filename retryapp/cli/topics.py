@@ -10,7 +10,7 @@ import click
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import LENGTH, app_option, json_option
 from retryapp.cli.console import ExitCode, Group, emit, stderr_console
-from retryapp.cli.plan import plan_facts, planned
+from retryapp.cli.plan import plan_facts, planned, topics_of
 from retryapp.engine.handler.handler import Order
 from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics, reach
 from retryapp.kafka.behind import Behind, wait_for_old
@@ -43,10 +43,11 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)
-    created = [*dict.fromkeys(step.topic for step in before.to_create)]
+    created = topics_of(before.to_create)
     text = [f"created {topic}" for topic in created]
     missing = after.unpublishable
-    text.append(f"{len(after.steps) - len(missing)} topics are as required on {after.bootstrap}")
+    fine = {*topics_of(after.steps)} - {*topics_of(missing)}
+    text.append(f"{len(fine)} topics are as required on {after.bootstrap}")
     text += [f"{step.topic} does not exist. {step.why['partitions']}" for step in missing]
     emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
     return ExitCode.FINDING if missing else ExitCode.FINE

@@ -87,7 +87,7 @@ def run_demo(
             result = DemoResult(balance=balance, report=report)
             run.kept = not result.is_in_order
         except Exception:
-            run.kept = True
+            run.kept = any(run.folder.iterdir())  # nothing, where the data are missing
             raise
         finally:
             if run.kept:
@@ -122,7 +122,7 @@ class _Demo:
         self._waiting: set[int] = set()
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def play(self, cache_dir: Path, progress: Progress | None) -> Balance:
         self._announce()

@@ -179,7 +179,8 @@ def judge_rights(
             remedy=REMEDY,
         )
     else:
-        yield ok("rights", f"{counted(len(allowed), 'topic')} and the group: all allowed", "what workers do")
+        places = counted(len(allowed), "topic") + (" and the group" if group is not None else "")
+        yield ok("rights", f"{places}: all allowed", "what workers do")
     spare = sorted(required(Resource.CLUSTER) - cluster) if cluster is not None else []
     if spare:
         yield note(

@@ -20,12 +20,14 @@ from retryapp.lookup.jobs import Order, Told, Words, begin, progress_of, tell_jo
 from retryapp.lookup.previews import Preview, preview
 
 
-def check_reason(why: object) -> None:
-    """Raise `InvalidSettingError` for what is no reason for the audit."""
+def check_reason(why: object, by: object) -> None:
+    """Raise `InvalidSettingError` for what is no reason, or nobody's name, for the audit."""
     expected = f"a text of 1 to {MAX_WORDS} characters: the reason, for the audit"
     check_kind("why", why, str, expected)
     if not str(why).strip() or len(str(why)) > MAX_WORDS:
         raise InvalidSettingError("why", why, f"expected {expected}")
+    if not isinstance(by, str) or len(by) > MAX_WORDS:
+        raise InvalidSettingError("by", by, f"expected a text of at most {MAX_WORDS} characters: who asks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class HandlerJobs:
         Returns:
             The job's id, and what each partition says; None: it waits for a worker, for 24 hours.
         """
-        check_reason(why)
+        check_reason(why, by)
         wait_s = named_duration_ms("wait", wait) / 1000
         order, scope = replace(found.order, rate=rate, force=force, by=by, why=why), found.counted.scope
         told = await asyncio.to_thread(begin, self.connection, self.topology, order, scope, wait_s=wait_s)
@@ -114,6 +116,6 @@ class HandlerJobs:
     async def command(self, verb: str, job: str, *, why: str, by: str = "", wait: Duration = "30s") -> Told:
         """Steer a job: `pause`, `resume` or `cancel`; return what the partitions say that have a part of it."""
         check_word("verb", verb, ("pause", "resume", "cancel"))
-        check_reason(why)
+        check_reason(why, by)
         words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_job, self.connection, self.topology, job, JobVerb(f"job-{verb}"), **words)

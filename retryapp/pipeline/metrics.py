@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from retryapp.core.errors import PortTakenError
+from retryapp.core.errors import InvalidSettingError, PortTakenError
 
 
 class PipelineMetrics:
@@ -33,7 +34,10 @@ class PipelineMetrics:
         try:
             server, thread = start_http_server(port, address, registry=self.registry)
         except OSError as error:
-            raise PortTakenError(address, port, f"({error.strerror}) Choose another one: --metrics-port") from error
+            if error.errno != errno.EADDRINUSE:
+                expected = f"expected an address of this machine, and a port that this user may have: {error.strerror}"
+                raise InvalidSettingError("--metrics-bind, --metrics-port", f"{address}, {port}", expected) from error
+            raise PortTakenError(address, port, "Choose another one: --metrics-port") from error
         try:
             yield server.server_port
         finally:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -23,9 +23,10 @@ from history import CommandLine, Group
 from prometheus_client.parser import text_string_to_metric_families
 from samples import dead
 
+from retryapp.cli import pipeline
 from retryapp.cli._spark import cancelled_by, interruptible
 from retryapp.cli.main import run
-from retryapp.core.errors import PortTakenError
+from retryapp.core.errors import InvalidSettingError, PortTakenError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
@@ -240,6 +241,22 @@ def test_a_round_says_when_it_ended_and_what_it_missed() -> None:
         with pytest.raises(PortTakenError, match="--metrics-port"), PipelineMetrics().served("127.0.0.1", port):
             pytest.fail("it is taken")
     assert (found["last_round_timestamp_seconds"], found["unacknowledged_gaps"]) == (1_005, 2)
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_another_machine_is_not_a_port_that_is_taken(address: str) -> None:
+    """Another port does not help."""
+    with pytest.raises(InvalidSettingError, match="--metrics-bind"), PipelineMetrics().served(address, 0):
+        pytest.fail("it is not ours")
+
+
+def test_the_address_of_the_metrics_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is printed, also an IPv6 one."""
+    monkeypatch.setattr(PipelineMetrics, "served", lambda *_: nullcontext(6080))
+    with pipeline._served("::1", 0):
+        assert capsys.readouterr().err == "metrics: http://[::1]:6080/metrics\n"
 
 
 def test_a_run_of_the_archive_is_seen_over_http(

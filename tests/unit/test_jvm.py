@@ -56,7 +56,7 @@ class TestFindJava:
         """Java 8 writes its version as 1.8."""
         program = fake_java(tmp_path, "1.8.0_402")
         monkeypatch.setenv("PATH", str(program.parent))
-        with pytest.raises(JavaMissingError, match=r"version 1\)"):
+        with pytest.raises(JavaMissingError, match=r"version 8\)"):
             jvm.find_java()
 
     def test_java_home_goes_before_path(

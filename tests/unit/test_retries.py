@@ -182,6 +182,8 @@ async def test_a_command_that_lacks_something_says_what(retries: Retries, at: An
     with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
         await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
     assert "pydantic" not in str(raised.value)
+    with pytest.raises(InvalidSettingError, match=r"'retry_now': expected one of retry-now, reschedule"):
+        await retries.command("retry_now", "app/orders@kq8G0bTz/3/1042")
 
 
 async def test_an_app_has_one_retries(retries: Retries) -> None:
@@ -340,6 +342,10 @@ async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: 
         await retries.command_handler("stop", "orders", why="down")
     with pytest.raises(InvalidSettingError, match="why"):
         await retries.command_handler("pause", "orders", why=" ")
+    with pytest.raises(InvalidSettingError, match="setting by=None"):
+        await retries.command_handler("pause", "orders", why="down", by=None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSettingError, match="circuit"):  # it paused the whole handler
+        await retries.command_handler("pause", "orders", why="down", circuit="ledger")
     with pytest.raises(LookupError):
         await retries.command_handler("pause", "refunds", why="down")
 

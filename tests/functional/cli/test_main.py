@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO, StringIO, TextIOWrapper
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,7 @@ import click
 import pytest
 
 from retryapp.cli.console import ExitCode
-from retryapp.cli.main import SUBCOMMANDS, cli, run
+from retryapp.cli.main import SUBCOMMANDS, cli, main, run
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
 
@@ -46,6 +48,8 @@ def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], None]:
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (click.UsageError("which one?"), ExitCode.USAGE),
         (ZeroDivisionError("division by zero"), ExitCode.BUG),
+        (OSError(errno.ENOSPC, "No space left on device"), ExitCode.ENVIRONMENT),
+        (InvalidSettingError("--lake", "", "\udcff is no folder"), ExitCode.USAGE),
         (SystemExit("no library"), ExitCode.FINDING),
     ],
 )
@@ -63,6 +67,33 @@ def test_every_error_is_one_line_and_its_exit_code(
     assert (shown.code, shown.err.strip()) == (code, "")
     assert shown.json["error"]["exit_code"] == code
     assert shown.json["error"]["message"]
+
+
+def test_an_error_is_said_where_stdout_is_on_a_full_disk(
+    acting: Callable[[object], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --json it was a traceback, and the code of a finding."""
+
+    class Full(StringIO):
+        def write(self, _text: str, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    acting(BrokerUnreachableError("127.0.0.1:9092", "connection refused"))
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert run(["broker", "--json"]) == ExitCode.ENVIRONMENT
+    assert "retryapp: no Kafka broker answers" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert run(["broker", "--json"]) == ExitCode.ENVIRONMENT
+
+
+def test_what_a_locale_lacks_is_escaped(acting: Callable[[object], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table's line ended each list with a bug of ours."""
+    acting(None)
+    stdout = TextIOWrapper(BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with pytest.raises(SystemExit, match="0"):
+        main(["broker"])
+    assert (stdout.write("\u2500"), stdout.flush(), stdout.buffer.getvalue()) == (1, None, rb"\u2500")  # type: ignore[attr-defined]
 
 
 def test_an_interrupt_says_what_was_sent(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:

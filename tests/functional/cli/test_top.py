@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from retryapp.cli import top
 from retryapp.cli._workers import Group, group_table
 
 NOBODY = "http://127.0.0.1:1"
@@ -136,6 +137,12 @@ def test_pages_that_want_a_token_are_named(retryapp: Callable[..., Any], status:
         server.shutdown()
     assert shown.code == 1
     assert f"not let in by {url}: set RETRYAPP_TOKEN" in shown.out
+
+
+def test_what_looks_like_an_emoji_is_text(retryapp: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich made a key of `:key:` in an error's message."""
+    monkeypatch.setattr(top._Watch, "look", lambda _watch: replace(GROUP, note="no :key: in it"))
+    assert "no :key: in it" in retryapp("top", "--url", NOBODY, "--once").out
 
 
 def test_looking_does_not_load_the_runtime() -> None:

@@ -96,6 +96,18 @@ def test_what_cannot_work_is_refused_by_name(
     assert handed_over == []
 
 
+def test_a_folder_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retryapp: Callable[..., Any]
+) -> None:
+    """A deploy replaces the folder of an open shell: that was "No such file or directory", and a bug of ours."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    shown = retryapp("plan", "-A", "wk_good", "--acls")
+    assert (shown.code, "-A wk_good: the current folder was deleted" in shown.err) == (ExitCode.USAGE, True)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

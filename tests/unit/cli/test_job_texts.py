@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from retryapp.cli import _jobs, job
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Verb
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lifecycle import Commanded
-from retryapp.lookup.jobs import JobProgress, job_facts
+from retryapp.lookup.jobs import JobProgress, Refused, job_facts
 from retryapp.lookup.previews import Preview
 
 PLACE = ["--broker", "127.0.0.1:1", "--group", "my shop", "--topic", "orders"]
@@ -114,3 +115,26 @@ def test_json_of_a_job_that_was_watched_is_that_of_one_that_is_shown(monkeypatch
     )
     assert watched == plain
     assert watched["partitions"]["0"]["done"] == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), BrokerUnreachableError("127.0.0.1:1", "gone")])
+def test_what_ends_the_watching_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """An error after the start was sent did not say so: it looked as if nothing was done."""
+
+    def progress_of(*_args: object) -> dict[str, JobProgress]:
+        raise error
+
+    monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
+    monkeypatch.setattr(_jobs, "progress_of", progress_of)
+    ended = CliRunner().invoke(job.command, ["show", *PLACE, "aa", "--watch"])
+    assert "job aa goes on: retryapp job show" in ended.stderr
+
+
+def test_refusals_that_retention_has_deleted_are_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A week later it was "0 of 7 letters", without a reason."""
+    part = Part(job="aa", verb="discard", state=PartState.ENDED, refused=Counter({"crashed": 7}))
+    monkeypatch.setattr(job, "parts_of", lambda *_args: {"aa": {0: part}})
+    monkeypatch.setattr(job, "read_refused", lambda *_args: Refused([], complete=True))
+    said = shown(monkeypatch, [], "refused", "aa").output
+    assert "0 of 7 letters" in said
+    assert "until the retention of the events topic deletes them" in said

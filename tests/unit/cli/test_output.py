@@ -27,6 +27,7 @@ def test_a_table_shows_text_as_it_is():
     """No markup, no control characters, nothing cut."""
     shown = table(("id", "what"), [("x" * 150, "[red]a\x1b[0m[/red]")])
     assert "x" * 150 in shown
+    assert f"\n{'i' * 260}  " in table(("failure id", "last error", "mark"), [("i" * 260, "e " * 150, "replayed")])
     assert "[red]a\\x1b[0m[/red]" in shown
 
 

@@ -97,22 +97,31 @@ def test_a_release_of_many_says_what_holds_them(
     assert len(asked) == 1, "by its failure id it is meant"
 
 
-def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent is due at once: 5 commands at 2 in a second take 2 seconds, each in its turn."""
+@pytest.mark.parametrize(
+    ("answer_s", "expected"),
+    [
+        ([0.1, 0.1, 0.1], [(0.0, 2), (1.0, 2), (2.0, 1)]),
+        ([30.0, 0.1, 0.1], [(0.0, 2), (30.0, 2), (31.0, 1)]),
+    ],
+)
+def test_a_rate_is_kept_by_who_sends(
+    asked: list[Any], answer_s: list[float], expected: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is due at once: 5 commands at 2 in a second take 2 seconds; no wait for a worker is made up for."""
     clock = VirtualTime()
     monkeypatch.setattr(_steer, "time", clock)
     sent_s: list[tuple[float, int]] = []
 
     def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
         sent_s.append((clock.now_s, len(commands)))
-        clock.now_s += 0.1
+        clock.now_s += answer_s[len(sent_s) - 1]
         return {}
 
     monkeypatch.setattr(_steer, "send_commands", send)
     names = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(5)]
     done = CliRunner().invoke(dead.command, ["replay", *PLACE, "-", "--rate", "2/s"], input="\n".join(names))
     assert "0 of 5 done, 0 refused, 5 queued" in done.output
-    assert sent_s == [(0.0, 2), (1.0, 2), (2.0, 1)]
+    assert sent_s == expected
     assert asked == []
 
 
@@ -284,10 +293,12 @@ def test_a_question_without_a_yes_says_that_nothing_was_sent(
 
     monkeypatch.setattr(sys, "stdin", Stdin())
     monkeypatch.setattr(_jobs, "only_handler", lambda _place: (None, None))
-    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: Preview(fitting=Counter({0: 3})))
+    found = Preview(fitting=Counter({0: 3}), samples={("dlq", 0, 7): "g\x1b[2J/orders@kq8G0bTz/0/7"})
+    monkeypatch.setattr(_jobs, "preview", lambda *_args, **_more: found)
     monkeypatch.setattr(_jobs, "begin", lambda *_args, **_more: asked.append("begun"))
     assert main.run([*words, *PLACE, "--all", "--why", "x"]) == code
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert (said in shown, "\x1b" in shown) == (True, False)
     assert all(isinstance(each, LetterFilter) for each in asked)
 
 

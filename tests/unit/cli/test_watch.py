@@ -117,6 +117,13 @@ def test_addresses_that_were_given_are_asked_for_ever(world: World) -> None:
     assert (watch.look().workers, world.workers.urls) == ((), [given])
 
 
+async def test_a_main_topic_without_a_handler_is_said(world: World) -> None:
+    """With --url nothing else knows which there are: a misspelt one was a group in which nothing happens."""
+    world.answering = {"http://10.0.0.1:6066"}
+    found = await Workers(None, ["http://10.0.0.1:6066"], only="oders")._ask(0)
+    assert (found.handlers, found.note) == ([], "no handler of oders")
+
+
 @pytest.mark.parametrize("facts", [None, [], ["x"], 7, "text", {"group": "billing", "url": None, "handlers": 7}])
 async def test_what_is_no_page_of_a_worker_is_passed_over(monkeypatch: pytest.MonkeyPatch, facts: Any) -> None:
     """Another program has the port, and answers with JSON of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -14,8 +15,9 @@ from rich.console import Console
 
 from retryapp.demo import report
 from retryapp.demo.balance import Balance
+from retryapp.demo.data import DatasetMissingError
 from retryapp.demo.report import Report, Reporter, read_report
-from retryapp.demo.run import DemoResult
+from retryapp.demo.run import DemoResult, _Demo, run_demo
 from retryapp.stage import Run
 
 TOTALS = {"received": 4, "done": 2, "first_try_ok": 1, "recovered": 1, "pending": 0, "dead": 2, "lost": 0, "failed": 3}
@@ -162,3 +164,32 @@ def test_a_process_that_does_not_end_is_given_up(make: Any, tmp_path: Path, monk
     monkeypatch.setattr(report, "TIMEOUT_S", 0.1)
     made, _ = make("import time; time.sleep(600)", tmp_path / "page.html")
     assert "was not there after 0.1 s" in made.reason
+
+
+def test_what_is_said_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`retryapp[spark]` lost its brackets, and so its sense; a path in brackets ended the run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = "pip install '/path/to/retryapp[spark]', [/tmp/x], :key:"
+
+    def play(demo: _Demo, *_: object) -> Balance:
+        demo.say(said)
+        return BALANCE
+
+    monkeypatch.setattr(_Demo, "play", play)
+    console = Console(file=StringIO(), width=200)
+    run_demo(1, console, cache_dir=tmp_path, page=None, progress=None)
+    assert console.file.getvalue() == f"{said}\n"  # type: ignore[attr-defined]
+
+
+def test_a_run_that_has_begun_nothing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It named an empty folder as that of all logs, and left it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def play(demo: _Demo, *_: object) -> None:
+        raise DatasetMissingError("the package")
+
+    monkeypatch.setattr(_Demo, "play", play)
+    console = Console(file=StringIO(), width=200)
+    with pytest.raises(DatasetMissingError):
+        run_demo(1, console, cache_dir=tmp_path, page=None, progress=None)
+    assert (console.file.getvalue(), list(tmp_path.iterdir())) == ("", [])  # type: ignore[attr-defined]
