@@ -137,13 +137,16 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
     key = row_key(row.due_at_ms, entry.key[IDENTITY_AT:])
     worker.waiting[0] = replace(entry, key=key, value=encode_row(row))
     worker.waiting.sort(key=lambda waiting: waiting.key)
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
     async with opened(worker, LOCAL) as site:
         page = await site.page(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
         assert "has stopped its sequence" in page
         assert "It is dead (exhausted), and later records" in page
         shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]
         assert shown == ["release"]
-        assert "dead: its sequence has stopped" in await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
+        listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
+        assert "dead: its sequence has stopped" in listed
+        assert ">1-1, the last<" in listed, "not the first of all that wait, whose number is known"
 
 
 async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
