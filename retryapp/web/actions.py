@@ -20,7 +20,6 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import BrokerUnreachableError, DamagedMetadataError, InvalidDurationError, shown
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
-from retryapp.kafka import AccessDeniedError
 from retryapp.kafka.commands import reach_first, send_commands
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.outcomes import QUEUED, Outcome, Sent, outcome_of, read_outcome
@@ -53,7 +52,6 @@ _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
 _readings: Final = Turns(2)
 _AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
-_PUT_RIGHT: Final = "This is the worker's login. Once it is put right, send it again: what was obeyed is not done twice"
 
 
 class Action(Page):
@@ -75,7 +73,7 @@ class Action(Page):
         """Call what sends commands of a handler, in a thread, once a broker has answered.
 
         Raises:
-            PageError: 503, no broker answers: it says whether something was sent; or brokers refuse the worker's login.
+            PageError: 503, no broker answers: it says whether something was sent.
         """
 
         def reach_and_call() -> T:
@@ -84,8 +82,6 @@ class Action(Page):
                 return call()
             except BrokerUnreachableError as error:
                 raise PageError(503, "no-broker", str(error), _AGAIN, SOON) from error
-            except AccessDeniedError as error:
-                raise PageError(503, "not-allowed", str(error), _PUT_RIGHT) from error
 
         answer: T = await turns.take(reach_and_call)
         return answer

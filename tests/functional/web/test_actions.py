@@ -66,7 +66,7 @@ async def test_a_right_that_the_worker_lacks_is_named(
     error = json.loads(body)["error"]
     assert (status, error["code"], "Retry-After" in headers) == (503, "not-allowed", False)
     assert "Needed: Write. Grant the right: 'retryapp plan" in error["message"]
-    assert error["hint"].startswith("This is the worker's login. Once it is put right, send it again")
+    assert error["hint"].startswith("This is the worker's login. Once it is put right, ask again")
 
 
 async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> None:

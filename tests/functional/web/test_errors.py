@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from functional.web.server import Site, serving
@@ -11,6 +12,7 @@ from functional.web.test_access import address_of
 from functional.web.worker import BASE, NOW_MS, FakeWorker, busy_worker
 
 from retryapp.core.errors import StoreBrokenError
+from retryapp.kafka import AccessDeniedError
 from retryapp.web.views import ROUTES
 
 ERRORS = [
@@ -84,6 +86,18 @@ async def test_a_bug_is_an_error_in_the_same_shape(
     assert_shape(body, "page-failed")
     assert "ZeroDivisionError" not in body
     assert any(record.message == "retryapp.page_failed" and record.exc_info for record in caplog.records)
+
+
+async def test_a_right_that_the_worker_lacks_to_read_is_named(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask again in a few seconds, as the answer said, was no remedy."""
+    denied = AccessDeniedError("read topic 'e'", "localhost:9092", "Topic authorization failed. Needed: Read")
+    monkeypatch.setattr(worker, "read_journey", Mock(side_effect=denied))
+    status, headers, body = await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77")
+    assert (status, "Retry-After" in headers) == (503, False)
+    assert_shape(body, "not-allowed")
+    assert "Needed: Read. Grant the right" in json.loads(body)["error"]["message"]
 
 
 async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site: Site, worker: FakeWorker) -> None:
