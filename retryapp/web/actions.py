@@ -229,8 +229,8 @@ def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -
         raise PageError(400, "bad-command", f"verb={shown(word)} is not known", f"Send {', '.join(others)} or {last}")
     try:
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
-        if "at" in given:
-            facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        if "at" in given or word == Verb.RESCHEDULE:
+            facts["due_at_ms"] = parse_instant(given.get("at", ""), now_ms)
         if "edit" in given:
             facts["edit"] = Edit.model_validate_json(given["edit"])
         elif any(name in given for name in _OF_FORM):
@@ -243,7 +243,8 @@ def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -
         origin = parse_failure_id(facts["failure_id"])[1]
         command = Command(id=secrets.token_hex(8), verb=verb, by=by, force=force, **facts)
     except ValidationError as error:
-        raise PageError(400, "bad-command", problem_text(error), f"Send {', '.join(_FIELDS)}") from error
+        problem = problem_text(error).replace("due_at_ms", "at").replace("hold_ms", "for")  # as they were sent
+        raise PageError(400, "bad-command", problem, f"Send {', '.join(_FIELDS)}") from error
     except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
         raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
     if origin.topic != info.main:

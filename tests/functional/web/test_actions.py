@@ -386,6 +386,24 @@ async def test_a_field_that_is_wrong_is_named(worker: FakeWorker) -> None:
     assert said == ["idempotency: Field required", "valu: Extra inputs are not permitted", nothing]
 
 
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"verb": "reschedule"}, "'': expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"),
+        ({"verb": "reschedule", "at": "1969-12-31"}, "at: Input should be greater than or equal to 0"),
+        ({"verb": "retry-now", "at": "10m"}, "at belongs to reschedule, and to it alone"),
+        ({"verb": "cancel", "for": "10m"}, "for belongs to hold alone"),
+    ],
+)
+async def test_a_wrong_time_is_said_in_words_that_can_be_sent(
+    worker: FakeWorker, sent: dict[str, str], message: str
+) -> None:
+    """Also the one that a form lacks whose button was pressed too early: it was due_at_ms, which nobody may send."""
+    async with opened(worker, LOCAL) as site:
+        body = (await site.post({**sent, "failure_id": NAME}))[1]
+    assert json.loads(body)["error"]["message"] == message
+
+
 @pytest.mark.parametrize("name", BAD)
 async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> None:
     """With a word for programs and a sentence for people."""
