@@ -204,7 +204,7 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
         if len(body) > most_bytes:
             raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
     try:
-        if request.content_type == "application/json":
+        if request.content_type == "application/json" or body.lstrip().startswith(b"{"):  # curl says it is a form
             found = json.loads(body)
             json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
             if not isinstance(found, dict):

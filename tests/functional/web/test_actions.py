@@ -414,6 +414,15 @@ async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> N
         assert worker.commands == []
 
 
+async def test_json_is_read_as_such_whatever_its_type_is_said_to_be(worker: FakeWorker) -> None:
+    """`curl -d` says that it is a form: the answer was that the verb is not known."""
+    async with opened(worker, LOCAL) as site:
+        sent: Any = {"data": json.dumps(REPLAY), "headers": {"Content-Type": "application/x-www-form-urlencoded"}}
+        async with site.session.post(f"{site.url}{BASE}/command", **sent) as answer:
+            assert answer.status == 200, await answer.text()
+    assert [command.failure_id for command in worker.commands] == [NAME]
+
+
 async def test_what_is_null_is_not_there_and_what_is_too_deep_is_refused(worker: FakeWorker) -> None:
     """As the document of the API says; and no error of ours."""
     json_type = {"Content-Type": "application/json"}
