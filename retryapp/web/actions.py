@@ -147,6 +147,7 @@ async def outcome(answers: Answers, question: Question) -> Facts:
     partition, offset = question.at()
     found: Outcome | None = None
     if partition < info.partitions:
+        answers.check_broker()
         asked = (info.main, read_outcome, partition, offset)
         found = await _readings.read(answers.view.on_topics, *asked, seconds=READ_TIMEOUT_S)
     if found is None:

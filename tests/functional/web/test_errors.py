@@ -126,14 +126,36 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     error = json.loads(body)["error"]
     assert error["message"] == "broker kafka-1:9092 has not answered for 12 s"
     assert error["hint"].startswith("If no cause is named, see whether it runs"), "a refused login is one, and says so"
-    journey = json.loads((await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77"))[2])["error"]
-    assert (journey["code"], journey["message"]) == ("try-again", worker.silent)
     worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="opening")
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (
         "broker kafka-1:9092 has not answered for 12 s; "
         "1 of 5 lanes of this worker is not open or stalled: flights[1] of flights.enrich is opening"
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77",
+        f"{BASE}/dead?message=shard",
+        f"{BASE}/jobs/new?verb=replay&all=1",
+        f"{BASE}/jobs/3f9ca81b02/refused",
+        f"{BASE}/jobs/aa",
+        "/retries/api/commands/shop.orders/0/0",
+    ],
+)
+async def test_no_topic_is_read_while_it_is_known_that_no_broker_answers(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """To ask took 15 s, in which others were refused, and a preview said "at least 0"."""
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    for name in ("on_topics", "read_range"):
+        monkeypatch.setattr(worker, name, Mock(side_effect=AssertionError))
+    status, _, body = await site.get(path)
+    assert status == 503
+    assert_shape(body, "try-again")
+    assert json.loads(body)["error"]["message"] == worker.silent
 
 
 async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Site, worker: FakeWorker) -> None:
