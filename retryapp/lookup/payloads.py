@@ -92,14 +92,15 @@ def payload_of(raw: bytes | None) -> Payload:
     if not raw:
         return Payload(Kind.EMPTY, 0, b"", "")
     content = raw[:MAX_TEXT_BYTES]
-    text = _utf8(content, cut=len(content) < len(raw))
+    text = utf8_text(content, cut=len(content) < len(raw))
     if text is None:
         return Payload(Kind.BINARY, len(raw), raw[:MAX_BINARY_BYTES], "")
     whole = len(content) == len(raw)
     return Payload(Kind.JSON if whole and _is_json(text) else Kind.TEXT, len(raw), content, text)
 
 
-def _utf8(content: bytes, *, cut: bool) -> str | None:
+def utf8_text(content: bytes, *, cut: bool) -> str | None:
+    """Return bytes as text, less a character that was `cut` at the end; None: they are no UTF-8, or have a null."""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -169,7 +170,7 @@ def header_text(raw: bytes | None) -> str | None:
     """Return a header's value as text: UTF-8, else ``0x`` and hex; cut where it is long. None is null."""
     if raw is None:
         return None
-    text = _utf8(raw, cut=False)
+    text = utf8_text(raw, cut=False)
     if text is None:
         text = f"0x{raw.hex()}"
     return text if len(text) <= MAX_HEADER_CHARS else f"{text[:MAX_HEADER_CHARS]}... ({len(raw)} bytes)"

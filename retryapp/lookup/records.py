@@ -46,7 +46,7 @@ from retryapp.core.rows import (
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, fold_changelog, read_topic
 from retryapp.lookup.decoding import KEY, VALUE, Decoding, Searching, Show, undecoded
-from retryapp.lookup.payloads import header_text
+from retryapp.lookup.payloads import header_text, utf8_text
 from retryapp.ports import DeadEntry, PendingEntry
 
 Facts = dict[str, Any]
@@ -81,8 +81,8 @@ def key_text(key: bytes | None) -> str | None:
     if key is None:
         return None
     kept = key[:MAX_KEY_BYTES]
-    text = kept.decode("utf-8", "ignore" if len(kept) == MAX_KEY_BYTES else "replace")  # a character may be cut
-    return text if text.isprintable() and "\ufffd" not in text else f"0x{kept.hex()}"
+    text = utf8_text(kept, cut=len(kept) == MAX_KEY_BYTES)
+    return text if text is not None and text.isprintable() else f"0x{kept.hex()}"
 
 
 def pending_detail(entry: PendingEntry, show: Show = undecoded, *, unread: str = "") -> Facts:

@@ -20,7 +20,6 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import BrokerUnreachableError, DamagedMetadataError, InvalidDurationError, shown
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
-from retryapp.kafka import AccessDeniedError
 from retryapp.kafka.commands import reach_first, send_commands
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.outcomes import QUEUED, Outcome, Sent, outcome_of, read_outcome
@@ -53,7 +52,6 @@ _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
 _readings: Final = Turns(2)
 _AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
-_PUT_RIGHT: Final = "This is the worker's login. Once it is put right, send it again: what was obeyed is not done twice"
 
 
 class Action(Page):
@@ -75,7 +73,7 @@ class Action(Page):
         """Call what sends commands of a handler, in a thread, once a broker has answered.
 
         Raises:
-            PageError: 503, no broker answers: it says whether something was sent; or brokers refuse the worker's login.
+            PageError: 503, no broker answers: it says whether something was sent.
         """
 
         def reach_and_call() -> T:
@@ -84,8 +82,6 @@ class Action(Page):
                 return call()
             except BrokerUnreachableError as error:
                 raise PageError(503, "no-broker", str(error), _AGAIN, SOON) from error
-            except AccessDeniedError as error:
-                raise PageError(503, "not-allowed", str(error), _PUT_RIGHT) from error
 
         answer: T = await turns.take(reach_and_call)
         return answer
@@ -151,6 +147,7 @@ async def outcome(answers: Answers, question: Question) -> Facts:
     partition, offset = question.at()
     found: Outcome | None = None
     if partition < info.partitions:
+        answers.check_broker()
         asked = (info.main, read_outcome, partition, offset)
         found = await _readings.read(answers.view.on_topics, *asked, seconds=READ_TIMEOUT_S)
     if found is None:
@@ -208,7 +205,7 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
         if len(body) > most_bytes:
             raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
     try:
-        if request.content_type == "application/json":
+        if request.content_type == "application/json" or body.lstrip().startswith(b"{"):  # curl says it is a form
             found = json.loads(body)
             json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
             if not isinstance(found, dict):
@@ -233,8 +230,8 @@ def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -
         raise PageError(400, "bad-command", f"verb={shown(word)} is not known", f"Send {', '.join(others)} or {last}")
     try:
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
-        if "at" in given:
-            facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        if "at" in given or word == Verb.RESCHEDULE:
+            facts["due_at_ms"] = parse_instant(given.get("at", ""), now_ms)
         if "edit" in given:
             facts["edit"] = Edit.model_validate_json(given["edit"])
         elif any(name in given for name in _OF_FORM):
@@ -247,7 +244,8 @@ def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -
         origin = parse_failure_id(facts["failure_id"])[1]
         command = Command(id=secrets.token_hex(8), verb=verb, by=by, force=force, **facts)
     except ValidationError as error:
-        raise PageError(400, "bad-command", problem_text(error), f"Send {', '.join(_FIELDS)}") from error
+        problem = problem_text(error).replace("due_at_ms", "at").replace("hold_ms", "for")  # as they were sent
+        raise PageError(400, "bad-command", problem, f"Send {', '.join(_FIELDS)}") from error
     except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
         raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
     if origin.topic != info.main:

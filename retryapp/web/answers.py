@@ -240,6 +240,8 @@ class Answers:
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List the dead letters of those of these partitions that this worker has."""
         info = self.get_handler_or_404(question.main)
+        if question.wanted.deep:
+            self.check_broker()
         look = partial(dead_here, self.view, infos, question, info, self._search(question))
         return await (_searches.take(look) if question.wanted.deep else compute(look))
 
@@ -359,6 +361,11 @@ class Answers:
         except RetryAppError as error:
             return {**content, "unread": str(error)}
         return await self._show(question, partial(_with_content, content, entry, letter, record))
+
+    def check_broker(self) -> None:
+        """Raise `PageError` while it is known that no broker answers: asking would take long to say less."""
+        if (silence := self.view.silence()) is not None:
+            raise PageError(503, "try-again", silence, "This is read from the topics: ask once a broker answers", SOON)
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there.

@@ -92,6 +92,7 @@ async def _progress(
     if len(mine) < info.partitions:
         read = partial(answers.view.on_topics, info.main, steering.progress_of, answers.now_ms())
         try:
+            answers.check_broker()
             known = await _readings.take(read)
         except RetryAppError:  # no broker answers, or others read
             return mine, job_facts(job, mine) | {"not_begun": None}
@@ -104,6 +105,7 @@ async def refused(answers: Answers, question: Question) -> Facts:
     """Return which letters a job has refused, of those that have events."""
     info = answers.get_handler_or_404(question.main)
     mine, silent, _ = await _parts(answers, info.main, question.job)
+    answers.check_broker()
     asked = (info.main, steering.read_refused, question.job, mine)
     found: Refused = await _readings.read(answers.view.on_topics, *asked, seconds=PREVIEW_S, most=MOST_REFUSED)
     total = steering.summed(mine).refused.total()
@@ -115,6 +117,7 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
     parts, silent, paused = await answers.parts(main)
     mine: Mapping[int, Part] | None = by_job(parts).get(job)
     if mine is None:  # it has begun just now, or is not of this handler
+        answers.check_broker()
         mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
     if mine is None:
         hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
@@ -126,6 +129,7 @@ async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
     asked, said = (info.main, *_wanted(question)), question.address(format="", refresh="")
+    answers.check_broker()
     wait_s = PREVIEW_S if question.as_json else LOOK_S
     (_, verb, wanted), found, goes_on = await answers.counting.count(asked, said, wait_s=wait_s)
     return {

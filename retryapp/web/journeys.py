@@ -24,7 +24,7 @@ from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts, pending_summary
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, HandlerInfo, PendingEntry
 from retryapp.web.answers import Answers, origin_asked
-from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.errors import bad_parameter, not_found
 from retryapp.web.figures import OPEN, web_url
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
@@ -64,8 +64,7 @@ async def journey(answers: Answers, question: Question) -> Facts:
     name = failure_id(info.group, origin)
     if origin.partition >= info.partitions:
         raise bad_parameter("id", name, f"a failure id of {info.group}/{info.main}")
-    if (silence := answers.view.silence()) is not None:  # asking would take half a minute to say less
-        raise PageError(503, "try-again", silence, "A journey is read from the topics: ask once a broker answers", SOON)
+    answers.check_broker()
     asked = (info.main, read_journey, origin, await _begun(answers, origin))
     found: Journey = await _readings.read(answers.view.on_topics, *asked, seconds=READ_S)
     if not found.steps and found.complete:

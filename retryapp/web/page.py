@@ -13,6 +13,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from retryapp.core.errors import RetryAppError
+from retryapp.kafka import AccessDeniedError
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import Person, Role
@@ -28,6 +29,7 @@ PROBING: Final = ("field", "header", "key", "message")
 Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
 """Returns facts, or a body and its type: something without facts of records."""
 
+_PUT_RIGHT: Final = "This is the worker's login. Once it is put right, ask again: no command is obeyed twice"
 _writers: Final = ThreadPoolExecutor(2, thread_name_prefix="writers")
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class Page:
             return await self.answer(request, person)
         except PageError as error:
             return self.refuse(request, person, error)
+        except AccessDeniedError as error:
+            return self.refuse(request, person, PageError(503, "not-allowed", str(error), _PUT_RIGHT))
         except RetryAppError as error:  # a table was closed while it was read, or no broker answers
             return self.refuse(
                 request, person, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON)

@@ -96,7 +96,7 @@ class Answer:
 
     def is_old(self, now_ms: int) -> bool:
         """Whether its worker has not answered lately."""
-        return now_ms - self.at_ms > 2 * FRESH_MS
+        return abs(now_ms - self.at_ms) > 2 * FRESH_MS  # the clock may have been put right, by hours
 
 
 _PARTS: Final = TypeAdapter(WorkerPart)
@@ -121,7 +121,7 @@ class Peers:
         self._owners[main] = urls
         for url in urls:
             known = self._answers.get(url)
-            if url not in self._asking and (known is None or not known.fresh or now_ms - known.at_ms >= FRESH_MS):
+            if url not in self._asking and (known is None or not known.fresh or abs(now_ms - known.at_ms) >= FRESH_MS):
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)

@@ -15,7 +15,7 @@
   const fields = () =>
     byName("main :is(input:not([type=hidden]), select, textarea, details)", (field) => (ticks(field) ? field.value : ""));
   const stops = () =>
-    byName("main :is(a, button, summary, [tabindex])", (stop) => `${stop.tagName} ${stop.getAttribute("href") ?? stop.textContent} ${stop.value}`);
+    byName(":is(main, footer) :is(a, button, summary, [tabindex])", (stop) => `${stop.tagName} ${stop.getAttribute("href") ?? stop.textContent} ${stop.value}`);
   const put = (page) => {
     const before = fields();
     const focus = document.activeElement;
@@ -23,7 +23,7 @@
     const written = named(before);
     const stop = named(stops());
     const range = [focus.selectionStart, focus.selectionEnd];
-    for (const part of ["main", "header .side"]) document.querySelector(part).replaceWith(page.querySelector(part));
+    for (const part of ["main", "header .side", "footer"]) document.querySelector(part).replaceWith(page.querySelector(part));
     const after = fields();
     for (const [name, field] of after) if (before.has(name)) field[state(field)] = before.get(name)[state(field)];
     const next = written ? after.get(written) : stops().get(stop); // never another one in its place

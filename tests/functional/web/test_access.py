@@ -340,6 +340,17 @@ async def test_who_may_only_look_is_told_what_is_hidden(worker: FakeWorker) -> N
         assert "Not shown" not in page
 
 
+async def test_what_another_worker_hides_is_said_to_be_hidden_by_it(worker: FakeWorker) -> None:
+    """It does not know who asks without the secret of the group: the page named the operator's role."""
+    other = busy_worker()
+    other.parts[MAIN] = [partition(0, dead=120)]
+    async with serving(other, Operators()) as peer:
+        worker.parts[MAIN] = [partition(0, state="elsewhere", owner_url=peer)]
+        async with serving(worker, ACCESS) as url:
+            _, page = await ask(url, f"{BASE}/dead", {**HTML, **bearer(Role.OPERATE)})
+    assert "Not shown by other workers: key, message. Set one <code>RETRYAPP_PEER_SECRET</code>" in page
+
+
 @pytest.mark.parametrize("role", Role)
 async def test_buttons_are_for_those_who_may(worker: FakeWorker, role: Role) -> None:
     """Others see the same facts, as far as they may, and where to log in."""

@@ -66,7 +66,7 @@ async def test_a_right_that_the_worker_lacks_is_named(
     error = json.loads(body)["error"]
     assert (status, error["code"], "Retry-After" in headers) == (503, "not-allowed", False)
     assert "Needed: Write. Grant the right: 'retryapp plan" in error["message"]
-    assert error["hint"].startswith("This is the worker's login. Once it is put right, send it again")
+    assert error["hint"].startswith("This is the worker's login. Once it is put right, ask again")
 
 
 async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> None:
@@ -137,13 +137,16 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
     key = row_key(row.due_at_ms, entry.key[IDENTITY_AT:])
     worker.waiting[0] = replace(entry, key=key, value=encode_row(row))
     worker.waiting.sort(key=lambda waiting: waiting.key)
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
     async with opened(worker, LOCAL) as site:
         page = await site.page(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
         assert "has stopped its sequence" in page
         assert "It is dead (exhausted), and later records" in page
         shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]
         assert shown == ["release"]
-        assert "dead: its sequence has stopped" in await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
+        listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
+        assert "dead: its sequence has stopped" in listed
+        assert ">1-1, the last<" in listed, "not the first of all that wait, whose number is known"
 
 
 async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
@@ -383,6 +386,24 @@ async def test_a_field_that_is_wrong_is_named(worker: FakeWorker) -> None:
     assert said == ["idempotency: Field required", "valu: Extra inputs are not permitted", nothing]
 
 
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"verb": "reschedule"}, "'': expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"),
+        ({"verb": "reschedule", "at": "1969-12-31"}, "at: Input should be greater than or equal to 0"),
+        ({"verb": "retry-now", "at": "10m"}, "at belongs to reschedule, and to it alone"),
+        ({"verb": "cancel", "for": "10m"}, "for belongs to hold alone"),
+    ],
+)
+async def test_a_wrong_time_is_said_in_words_that_can_be_sent(
+    worker: FakeWorker, sent: dict[str, str], message: str
+) -> None:
+    """Also the one that a form lacks whose button was pressed too early: it was due_at_ms, which nobody may send."""
+    async with opened(worker, LOCAL) as site:
+        body = (await site.post({**sent, "failure_id": NAME}))[1]
+    assert json.loads(body)["error"]["message"] == message
+
+
 @pytest.mark.parametrize("name", BAD)
 async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> None:
     """With a word for programs and a sentence for people."""
@@ -391,6 +412,15 @@ async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> N
         status, body, _ = await site.post(sent)
         assert (status in (400, 413), json.loads(body)["error"]["code"]) == (True, code), body
         assert worker.commands == []
+
+
+async def test_json_is_read_as_such_whatever_its_type_is_said_to_be(worker: FakeWorker) -> None:
+    """`curl -d` says that it is a form: the answer was that the verb is not known."""
+    async with opened(worker, LOCAL) as site:
+        sent: Any = {"data": json.dumps(REPLAY), "headers": {"Content-Type": "application/x-www-form-urlencoded"}}
+        async with site.session.post(f"{site.url}{BASE}/command", **sent) as answer:
+            assert answer.status == 200, await answer.text()
+    assert [command.failure_id for command in worker.commands] == [NAME]
 
 
 async def test_what_is_null_is_not_there_and_what_is_too_deep_is_refused(worker: FakeWorker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from functional.web.server import Site, serving
@@ -11,6 +12,7 @@ from functional.web.test_access import address_of
 from functional.web.worker import BASE, NOW_MS, FakeWorker, busy_worker
 
 from retryapp.core.errors import StoreBrokenError
+from retryapp.kafka import AccessDeniedError
 from retryapp.web.views import ROUTES
 
 ERRORS = [
@@ -86,6 +88,18 @@ async def test_a_bug_is_an_error_in_the_same_shape(
     assert any(record.message == "retryapp.page_failed" and record.exc_info for record in caplog.records)
 
 
+async def test_a_right_that_the_worker_lacks_to_read_is_named(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask again in a few seconds, as the answer said, was no remedy."""
+    denied = AccessDeniedError("read topic 'e'", "localhost:9092", "Topic authorization failed. Needed: Read")
+    monkeypatch.setattr(worker, "read_journey", Mock(side_effect=denied))
+    status, headers, body = await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77")
+    assert (status, "Retry-After" in headers) == (503, False)
+    assert_shape(body, "not-allowed")
+    assert "Needed: Read. Grant the right" in json.loads(body)["error"]["message"]
+
+
 async def test_a_worker_that_is_not_ready_names_the_lanes_that_wait_and_why(site: Site, worker: FakeWorker) -> None:
     """Handler, topic and partition, in which state, for how long, and what stopped it last; the rest is fine."""
     worker.is_ready = False
@@ -112,14 +126,36 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     error = json.loads(body)["error"]
     assert error["message"] == "broker kafka-1:9092 has not answered for 12 s"
     assert error["hint"].startswith("If no cause is named, see whether it runs"), "a refused login is one, and says so"
-    journey = json.loads((await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77"))[2])["error"]
-    assert (journey["code"], journey["message"]) == ("try-again", worker.silent)
     worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="opening")
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (
         "broker kafka-1:9092 has not answered for 12 s; "
         "1 of 5 lanes of this worker is not open or stalled: flights[1] of flights.enrich is opening"
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77",
+        f"{BASE}/dead?message=shard",
+        f"{BASE}/jobs/new?verb=replay&all=1",
+        f"{BASE}/jobs/3f9ca81b02/refused",
+        f"{BASE}/jobs/aa",
+        "/retries/api/commands/shop.orders/0/0",
+    ],
+)
+async def test_no_topic_is_read_while_it_is_known_that_no_broker_answers(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """To ask took 15 s, in which others were refused, and a preview said "at least 0"."""
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    for name in ("on_topics", "read_range"):
+        monkeypatch.setattr(worker, name, Mock(side_effect=AssertionError))
+    status, _, body = await site.get(path)
+    assert status == 503
+    assert_shape(body, "try-again")
+    assert json.loads(body)["error"]["message"] == worker.silent
 
 
 async def test_a_worker_that_has_no_partitions_yet_says_that_it_waits_for_them(site: Site, worker: FakeWorker) -> None:

@@ -243,6 +243,22 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
         assert sorted(each.path for each in asked) == paths, "also where another handler has nothing there"
 
 
+async def test_a_worker_is_asked_again_once_the_clock_is_put_right() -> None:
+    """The broker's time may set it back by hours: old numbers passed for new ones until it was as late again."""
+    now_ms = NOW_MS
+
+    async def reply(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"handlers": {}})
+
+    async with answering(reply) as (peer, asked):
+        neighbours, theirs = peers.Peers(lambda: now_ms), [partition(1, state="elsewhere", owner_url=peer)]
+        await neighbours.ask(MAIN, theirs)
+        now_ms -= 3_600_000
+        answers = await neighbours.ask(MAIN, theirs)
+    assert (len(asked), answers[peer].at_ms) == (2, now_ms)
+    assert answers[peer].is_old(now_ms - 3_600_000), "of one that answers no more"
+
+
 async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One deadline bounds it: neither handlers nor list and total wait for one another."""
     monkeypatch.setattr(peers, "FRESH_MS", -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from functional.web.server import Site
@@ -30,6 +31,24 @@ async def test_what_has_no_cause_is_counted_where_causes_are_known(site: Site, w
     assert "; 3 more have none" in await site.page(f"{BASE}/")
     worker.parts["shop.orders"][0] = partition(0, pending=known)
     assert "more have none" not in await site.page(f"{BASE}/")
+
+
+async def test_each_pause_is_told_with_its_partitions(site: Site, worker: FakeWorker) -> None:
+    """A rule has paused one before somebody paused all: who pauses the others was not said."""
+    texts = "paused by rule 1, pause", *["paused by ann: lunch"] * 2
+    worker.parts["shop.orders"] = [partition(number, paused=text) for number, text in enumerate(texts)]
+    page = await site.page(f"{BASE}/")
+    assert "Paused by rule 1, pause. Nothing is delivered on partition 0" in page
+    assert "Paused by ann: lunch. Nothing is delivered on partitions 1, 2" in page
+
+
+async def test_the_number_of_the_dead_names_the_partitions_that_it_lacks(site: Site, worker: FakeWorker) -> None:
+    """They are not known until their topic is read; it looked as if there were no more."""
+    worker.parts["shop.orders"] = [partition(0, dead=131), partition(1, dead=None)]
+    for path in ("/retries/", f"{BASE}/"):
+        dead = re.search(r">131</a>(.*without partition 1)?", await site.page(path))
+        assert dead is not None
+        assert dead[1], path
 
 
 async def test_handler_page_counts_what_becomes_due(site: Site) -> None:

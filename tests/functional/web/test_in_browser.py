@@ -18,6 +18,8 @@ from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_wo
 from harness.browser import LOOKS, open_browser
 from samples import partition
 
+from retryapp.core.jobs import PartState
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
@@ -179,6 +181,21 @@ def reload_live(page: Page) -> None:
     """Wait until a live page has put its new content in place."""
     page.evaluate("document.querySelector('main').dataset.old = 'yes'")
     page.locator("main:not([data-old])").wait_for(timeout=10_000)
+
+
+def test_a_live_page_says_that_it_is_live_no_more_once_its_job_has_ended(served: Served) -> None:
+    """And the focus stays, also on what tells it."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{served.url}{BASE}/jobs/3f9ca81b02")
+        page.get_by_role("link", name="metrics").focus()
+        page.locator("footer").get_by_text("live, every 2 s: stop").wait_for()
+        served.worker.parts[MAIN] = [part for part in served.worker.parts[MAIN] if part.state == "open"]
+        for part in (each[-1] for each in served.worker.remembered[MAIN].values()):
+            part.state = PartState.ENDED
+        served.worker.known = {"3f9ca81b02": {0: served.worker.remembered[MAIN][0][-1]}}
+        page.locator("footer").get_by_role("link", name="live, every 5 s").wait_for(timeout=10_000)
+        assert page.evaluate("document.activeElement.textContent") == "metrics"
 
 
 REFUSALS: dict[str, tuple[dict[str, Any] | None, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -233,7 +234,11 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert 'data-live="2"' in body
         for shown in ("305 of 700", "210 <span", "ledger is back", "recovered", 'value="pause"'):
             assert shown in body, shown
-        assert 'value="resume"' in await site.page(f"{BASE}/jobs/77aa00bb11")
+        for job, verbs in (("3f9ca81b02", ["pause", "cancel"]), ("77aa00bb11", ["resume", "cancel"])):
+            assert re.findall('name="verb" value="([a-z]+)"', await site.page(f"{BASE}/jobs/{job}")) == verbs
+        worker.remembered[MAIN][1][0].state = PartState.PAUSED  # by itself, and the other part goes on
+        verbs = re.findall('name="verb" value="([a-z]+)"', await site.page(f"{BASE}/jobs/3f9ca81b02"))
+        assert verbs == ["pause", "resume", "cancel"], "else it stood still until the other had ended"
         assert "60 of the last 100 failed again" in await site.page(f"{BASE}/jobs/77aa00bb11")
         for verb in ("pause", "resume", "cancel"):
             sent = {"verb": verb, "why": "lunch"}

@@ -39,10 +39,14 @@ async def test_where_no_topic_can_be_read_a_job_is_shown_as_its_workers_know_it(
     """It says that it has not looked for others, and looks again."""
     worker.remembered = {MAIN: {0: [job_parts()[0][-1].model_copy(update={"state": PartState.ENDED})]}}
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state != "elsewhere"]  # no worker is silent
-    monkeypatch.setattr(worker, "progress_of", Mock(side_effect=problem))
+    progress_of = Mock(side_effect=problem)
+    monkeypatch.setattr(worker, "progress_of", progress_of)
     async with opened(worker) as site:
         job = json.loads(await site.page(f"{BASE}/jobs/3f9ca81b02?format=json"))["job"]
         assert (job["state"], job["not_begun"]) == ("ended", None)
         body = await site.page(f"{BASE}/jobs/3f9ca81b02")
         assert "Other partitions, where it may go on or has not begun, could not be looked at just now" in body
         assert 'data-live="30"' in body
+        worker.silent, asked = "no broker answers", progress_of.call_count
+        assert "could not be looked at just now" in await site.page(f"{BASE}/jobs/3f9ca81b02")
+        assert progress_of.call_count == asked, "while that is known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -163,6 +164,27 @@ async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
     assert (newest["newer"], newest["older"]) == (None, 236)
     site.worker.bury(90, dead_metadata(90, 1))
     assert (await site.facts(f"{BASE}/dead/1/12"))["newer"] == 90
+
+
+@pytest.mark.parametrize(
+    ("mark", "verbs"),
+    [
+        (None, ["replay", "discard", "replay"]),  # the last one sends an edit
+        ("restored", ["replay", "discard", "replay"]),
+        ("handled", ["replay"]),
+        ("discarded", ["restore"]),
+        ("replayed", None),
+        ("recovered", None),
+    ],
+)
+async def test_a_dead_letter_has_the_buttons_of_what_became_of_it(
+    site: Site, worker: FakeWorker, mark: str | None, verbs: list[str] | None
+) -> None:
+    """One that was replayed has none: it had a form with a reason, and nothing to send it with."""
+    worker.letters[0] = [replace(row, mark=mark) for row in worker.letters[0]]
+    page = await site.page(f"{BASE}/dead/0/238")
+    assert re.findall('name="verb" value="([a-z]+)"', page) == (verbs or [])
+    assert ("Put it right" in page, 'method="post"' in page) == (bool(verbs), bool(verbs))
 
 
 async def test_damaged_metadata_is_shown_as_damaged(site: Site) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retryapp.lookup import payloads
 from retryapp.lookup.payloads import Kind, header_text, hex_dump, lay_out_json, payload_of, printable
+from retryapp.lookup.records import key_text
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -96,6 +97,25 @@ def test_long_bytes_are_cut() -> None:
 def test_hex_dump_holds_every_byte(raw: bytes) -> None:
     """Reading the hex columns gives the bytes."""
     assert bytes.fromhex("".join(line[10:57] for line in hex_dump(raw).splitlines())) == raw
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"customer-17", "customer-17"),
+        ("é".encode() * 20, "é" * 16),
+        (b"a" + "é".encode() * 20, "a" + "é" * 15),
+        ("é".encode("latin-1") + b"a" * 31, "0xe9" + "61" * 31),
+        ("é".encode("latin-1") + b"a" * 90, "0xe9" + "61" * 31),
+        (b"\x00a", "0x0061"),
+        (b"a\x1b", "0x611b"),
+        (b"", ""),
+        (None, None),
+    ],
+)
+def test_the_key_in_a_list_is_what_was_sent_or_hex(key: bytes | None, text: str | None) -> None:
+    """A long one that is no UTF-8 lost its odd bytes, and looked like another key."""
+    assert key_text(key) == text
 
 
 def test_header_values_are_text_or_hex() -> None:
