@@ -263,6 +263,8 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     if url.scheme not in ("http", "https") or not url.host:
         expected = "expected the address of this worker's pages with its scheme, as http://10.0.0.5:6066"
         raise InvalidSettingError("canonical_url", str(url), expected)
+    # Faust ends on a shorter one, and its own default of a session is longer than our requests
+    conf.broker_request_timeout = max(conf.broker_request_timeout, conf.broker_session_timeout)
     chosen = str(conf.canonical_url) != f"http://{conf.web_host}:{conf.web_port}"
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none

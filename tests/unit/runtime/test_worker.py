@@ -196,6 +196,17 @@ def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
         settled(monkeypatch, tmp_path, **{setting: value})
 
 
+@pytest.mark.parametrize(("session_s", "request_s"), [(60.0, 60.0), (20.0, 30.0)])
+def test_a_long_session_needs_no_second_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, session_s: float, request_s: float
+) -> None:
+    """Faust's consumer ended in a traceback where a request may end before a session, also one from the environment."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    assert settled(monkeypatch, tmp_path, broker_session_timeout=session_s).broker_request_timeout == request_s
+    monkeypatch.setenv("BROKER_SESSION_TIMEOUT", str(session_s))
+    assert settled(monkeypatch, tmp_path).broker_request_timeout == request_s
+
+
 def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
