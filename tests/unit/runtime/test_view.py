@@ -288,6 +288,34 @@ async def test_a_partition_whose_lane_does_not_open_lags(
     assert [each.partition for each in lags if each.expiring] == [number for number, behind in lag if behind]
 
 
+async def test_a_rebalance_while_lags_are_asked_for_fails_no_page(
+    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer's thread answers later: the partition may be gone by then. Pages and metrics ended in a KeyError."""
+
+    async def offsets(tps: Any) -> dict[Any, Any]:
+        return dict.fromkeys(tps, SimpleNamespace(offset=90))
+
+    async def ends(tps: Any) -> dict[Any, int]:
+        return dict.fromkeys(tps, 100)
+
+    client = SimpleNamespace(
+        _client=SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda _: 7)),
+        _coordinator=SimpleNamespace(fetch_committed_offsets=offsets),
+        end_offsets=ends,
+        assignment=frozenset,
+    )
+
+    async def in_thread(_self: RetryConsumer, ask: Any) -> Any:
+        runtime.placed.clear()
+        return await ask(client)
+
+    monkeypatch.setattr(RetryConsumer, "in_thread", in_thread)
+    assert isinstance(runtime.app.consumer, RetryConsumer)
+    runtime.app.consumer._thread.thread_loop.close()  # never run
+    assert [lag.main for lag in await RuntimeView(runtime).lags("orders")] == [10]
+
+
 async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
     """A topic refuses a hand-off, or all that its handler may run hangs; the page and a metric have it too."""
     view = RuntimeView(runtime)
