@@ -265,7 +265,8 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
         raise InvalidSettingError("canonical_url", str(url), expected)
     # Faust ends on a shorter one, and its own default of a session is longer than our requests
     conf.broker_request_timeout = max(conf.broker_request_timeout, conf.broker_session_timeout)
-    chosen = str(conf.canonical_url) != f"http://{conf.web_host}:{conf.web_port}"
+    if chosen := str(url) != f"http://{conf.web_host}:{conf.web_port}":
+        conf.canonical_url = str(url).rstrip("/")  # type: ignore[assignment]  # the setting takes text; the log appends to it
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none
         base = settings.datadir / conf.id
@@ -280,7 +281,7 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
         elif conf.web_host == socket.gethostname():  # the user chose none, and others may not know a container's
             conf.web_host = local_address(addresses(app)) or conf.web_host
         if not chosen:
-            conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
+            conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # as above
         shown = f"pages {conf.canonical_url}/retries/"
     elif not chosen:
         # No address, but one name each: Faust keeps what a worker has by what it advertises, and a partition whose
