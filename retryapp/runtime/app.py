@@ -198,7 +198,8 @@ class Runtime(Ownership):
             return -math.inf
 
     def _new_transport(self) -> RetryTransport:
-        return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
+        brokers = self.app.conf.broker_consumer
+        return RetryTransport(brokers, self.app, intake=self.intake, on_denied=self.contact.refuse)
 
     def _on_rebalance_end(self) -> None:
         """End a rebalance for Faust, then let the lanes open unless another has begun."""

@@ -317,7 +317,7 @@ async def test_a_rebalance_while_lags_are_asked_for_fails_no_page(
 
 
 async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
-    """A topic refuses a hand-off, or all that its handler may run hangs; the page and a metric have it too."""
+    """A topic refuses a hand-off or may not be read, or all runs hang; the page and a metric have it too."""
     view = RuntimeView(runtime)
 
     async def told() -> tuple[bool, str | None, bool]:
@@ -338,6 +338,8 @@ async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtim
     ends[0].set_result(None)
     await asyncio.sleep(0)
     assert await told() == (True, None, False)
+    runtime.contact.refuse("orders")
+    assert await told() == (False, runtime.contact.refused("orders"), True)
 
 
 def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> None:
