@@ -76,7 +76,7 @@ def test_a_topic_that_may_not_be_read_for_a_while(stage: Stage) -> None:
     for topic in (orders, invoices):
         stage.wait_settled(topic)
     wait_for(lambda: worker.get("/retries/ready")[0] == 200, "is ready again")
-    assert "plan --acls" in worker.log
+    assert "plan -A app --acls" in worker.log
     assert "Crashed reason" not in worker.log
     assert "Traceback" not in worker.log
     assert worker.stop() == 0

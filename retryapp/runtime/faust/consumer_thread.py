@@ -148,7 +148,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             self.consumer.transport.on_denied(topic)
             logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.observe.repeats`)
                 "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
-                "(retryapp plan --acls lists all rights); reading goes on by itself.",
+                "('retryapp plan -A MODULE --acls' lists all rights); reading goes on by itself.",
                 topic,
             )
             subscription = self._ensure_consumer()._subscription
