@@ -361,7 +361,8 @@ class Retries:
         Raises:
             InvalidSettingError: an argument is none of those.
             LookupError: the failure id is of no handler of this app.
-            BrokerUnreachableError: no broker answered.
+            BrokerUnreachableError: no broker answered; it says whether the command was sent.
+            EnvironmentFault: no worker has made the topics yet, there is no such partition, or a right is missing.
         """
         if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
@@ -401,7 +402,8 @@ class Retries:
         Raises:
             InvalidSettingError: there is no such verb, or no reason.
             LookupError: the topic has no handler of this app.
-            BrokerUnreachableError: no broker answered.
+            BrokerUnreachableError: no broker answered; it says whether the command was sent.
+            EnvironmentFault: no worker has made the topics yet, there is no such partition, or a right is missing.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
         check_reason(why)
