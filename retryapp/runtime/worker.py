@@ -82,7 +82,7 @@ class RetryWorker(Worker):
         # Faust's command passes True, whatever the app has set
         super().__init__(app, *args, **{**kwargs, "redirect_stdouts": app.conf.worker_redirect_stdouts})
         if settings.log_format == "json" and self.logging_config is None:
-            self.logging_config = json_logging(level_number(self.loglevel))
+            self.logging_config = json_logging(level_number(self.loglevel), self.logfile)
         runtime = runtime_of(app)
         if runtime is not None and self._metrics_port is not None:
             self.services = [*self.services, MetricsPort(runtime, app.conf.web_bind, self._metrics_port)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import re
 import resource
@@ -19,6 +20,7 @@ import pytest
 from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
+from mode.utils.logging import setup_logging
 
 from retryapp import Retries
 from retryapp.core.errors import InvalidSettingError, RetryAppError
@@ -80,6 +82,23 @@ def made(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Any]:
     monkeypatch.setattr(RetryWorker, "app", None, raising=False)
     RetryWorker(faust.App("plain", **settings), redirect_stdouts=True)
     return given
+
+
+def test_lines_in_json_go_to_the_log_file_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With `--logfile` they went to stderr, and the file stayed empty."""
+    file, root = tmp_path / "billing.log", logging.getLogger()
+    monkeypatch.setenv("RETRYAPP_LOG_FORMAT", "json")
+    monkeypatch.setattr(worker_module, "_settle", lambda _app, _settings: None)
+    before = root.handlers[:], root.level
+    try:
+        worker = RetryWorker(faust.App("plain"), loglevel="INFO", logfile=str(file))
+        setup_logging(loglevel="INFO", logfile=worker.logfile, logging_config=worker.logging_config)
+        logging.getLogger("billing").info("charged")
+        root.handlers[0].close()
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+    assert json.loads(file.read_text())["message"] == "charged"
 
 
 @pytest.mark.parametrize("refusal", [None, ValueError("not allowed to raise maximum limit")])
