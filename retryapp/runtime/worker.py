@@ -274,7 +274,7 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     conf.datadir = place.path
     shown = "no pages"
     if conf.web_enabled:
-        if conf.web_port == FAUST_PORT:
+        if conf.web_port == FAUST_PORT and not _port_given():
             conf.web_port = free_port(conf.web_bind, settings.web_port + place.number - 1)
         if _is_loopback(conf.web_bind):
             conf.web_host = in_url(conf.web_bind)
@@ -310,6 +310,12 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _port_given() -> bool:
+    """Return whether Faust's command line was given a port, which may be its default."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.params.get("web_port") is not None
 
 
 def _app_spec() -> str:

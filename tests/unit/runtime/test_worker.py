@@ -215,6 +215,18 @@ def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
         settled(monkeypatch, tmp_path, **{setting: value})
 
 
+def test_a_port_that_was_asked_for_is_used_if_it_is_fausts_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`--port 6066` led to 6067: it looked like none, and the check before the start held its lock."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    context = click.Context(click.Command("worker"))
+    context.params["web_port"] = 6066
+    with context:
+        assert settled(monkeypatch, tmp_path).web_port == 6066
+    assert settled(monkeypatch, tmp_path).web_port == 6070
+
+
 @pytest.mark.parametrize(("session_s", "request_s"), [(60.0, 60.0), (20.0, 30.0)])
 def test_a_long_session_needs_no_second_setting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, session_s: float, request_s: float
