@@ -361,7 +361,8 @@ class Retries:
         Raises:
             InvalidSettingError: an argument is none of those.
             LookupError: the failure id is of no handler of this app.
-            BrokerUnreachableError: no broker answered.
+            BrokerUnreachableError: no broker answered; it says whether the command was sent.
+            EnvironmentFault: no worker has made the topics yet, there is no such partition, or a right is missing.
         """
         check_word("verb", verb, Verb)
         if at is not None and getattr(at, "tzinfo", None) is None:
@@ -402,7 +403,8 @@ class Retries:
         Raises:
             InvalidSettingError: there is no such verb, no reason, or another argument is none that it takes.
             LookupError: the topic has no handler of this app.
-            BrokerUnreachableError: no broker answered.
+            BrokerUnreachableError: no broker answered; it says whether the command was sent.
+            EnvironmentFault: no worker has made the topics yet, there is no such partition, or a right is missing.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
         check_reason(why, by)

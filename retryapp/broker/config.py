@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from retryapp.core.errors import EnvironmentFault
 
 NODE_ID = 1
 _BOOTSTRAP = "bootstrap.checkpoint"
+_LOG4J = "log4j2.properties"
 
 _DEVELOPMENT = {
     "auto.create.topics.enable": "false",  # as production should be: a typo in a name is an error, not a topic
@@ -71,7 +73,7 @@ def properties(data: Path, *, port: int, controller_port: int, extra: Mapping[st
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": str(log_dir(data)),
+        "log.dirs": log_dir(data).name,  # it runs in the folder: Kafka would split a path at commas
         **_DEVELOPMENT,
         **extra,
     }
@@ -93,17 +95,22 @@ def properties_file(data: Path) -> Path:
 
 def write_files(data: Path, settings: Mapping[str, str], log: Path) -> Path:
     """Write the properties and the logging configuration; return the properties file."""
-    (data / "log4j2.properties").write_text(_LOGGING.format(log=log))
+    (data / _LOG4J).write_text(_LOGGING.format(log=_escaped(str(log))))
     return _write_properties(properties_file(data), settings)
 
 
 def _write_properties(path: Path, settings: Mapping[str, str]) -> Path:
-    path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    path.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in settings.items()))
     return path
 
 
-def java_command(java: Path, jars: tuple[Path, ...], data: Path, *, heap_mb: int, main_class: str) -> list[str]:
-    """Return the command line of a Java program of Kafka's, without its own arguments."""
+def _escaped(value: str) -> str:
+    """Return a value as Java reads it from a file of properties: as Latin-1, with JSON's escapes."""
+    return json.dumps(value)[1:-1]
+
+
+def java_command(java: Path, jars: tuple[Path, ...], *, heap_mb: int, main_class: str) -> list[str]:
+    """Return the command line of a Java program of Kafka's, without its own arguments; it runs in the data folder."""
     return [
         str(java),
         f"-Xmx{heap_mb}m",
@@ -111,7 +118,7 @@ def java_command(java: Path, jars: tuple[Path, ...], data: Path, *, heap_mb: int
         "-XX:+UseSerialGC",  # one small heap: less memory and a quicker start than with G1
         "-XX:TieredStopAtLevel=1",  # a quick start and small code matter more here than the last tenth of throughput
         "-XX:+ExitOnOutOfMemoryError",
-        f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}",
+        f"-Dlog4j2.configurationFile={_LOG4J}",
         "-cp",
         ":".join(str(jar) for jar in jars),
         main_class,
@@ -147,9 +154,9 @@ def _make_template(checkpoint: Path, java: Path, jars: tuple[Path, ...]) -> None
     with tempfile.TemporaryDirectory(prefix=".format-", dir=checkpoint.parent) as name:
         data = Path(name)
         settings = write_files(data, properties(data, port=1, controller_port=2, extra={}), data / "format.log")
-        command = java_command(java, jars, data, heap_mb=256, main_class="kafka.tools.StorageTool")
+        command = java_command(java, jars, heap_mb=256, main_class="kafka.tools.StorageTool")
         command += ["format", "--cluster-id", new_id(), "--config", str(settings)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
+        result = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
         made = log_dir(data) / _BOOTSTRAP
         if result.returncode != 0 or not made.exists():
             output = (result.stderr or result.stdout).strip()[-500:]

@@ -63,7 +63,7 @@ class Broker:
         settings: Mapping[str, str] | None = None,
         cluster_id: str | None = None,
     ) -> None:
-        self._cache_dir = cache_dir
+        self._cache_dir = cache_dir.absolute()  # the broker runs in its own folder
         self._fixed_port = port is not None
         self._port = port
         self.data = data.absolute()
@@ -121,7 +121,7 @@ class Broker:
                 self.data, port=self.port, controller_port=controller_port, extra=self._settings
             )
             file = config.write_files(self.data, settings, self.log)
-            command = config.java_command(java, jars, self.data, heap_mb=self._heap_mb, main_class="kafka.Kafka")
+            command = config.java_command(java, jars, heap_mb=self._heap_mb, main_class="kafka.Kafka")
             try:
                 self._launch([*command, str(file)])
             except PortTakenError:  # somebody was quicker; only a port that we chose may be chosen again

@@ -48,7 +48,16 @@ JAVA_PREFIX: Final = "kafka."  # options whose names begin so are for Java's cli
 _SHOWN_CHARS: Final = 80
 
 UNREACHABLE: Final = frozenset(
-    {"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_SSL", "_AUTHENTICATION", "_TIMED_OUT_QUEUE"}
+    {
+        "_TRANSPORT",
+        "_TIMED_OUT",
+        "_MSG_TIMED_OUT",
+        "_ALL_BROKERS_DOWN",
+        "_RESOLVE",
+        "_SSL",
+        "_AUTHENTICATION",
+        "_TIMED_OUT_QUEUE",
+    }
 )
 """Error names that mean: no broker answered."""
 

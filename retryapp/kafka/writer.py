@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from retryapp.core.hops import Outgoing
+from retryapp.kafka.admin import REQUEST_TIMED_OUT
 from retryapp.kafka.connection import KafkaConnection, named_error
 from retryapp.kafka.errors import KafkaRequestError
 
@@ -82,7 +83,7 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
     except (KafkaException, SystemError) as fatal:  # the client raises it beneath our callback
         failures[:] = [_reason(fatal)]
     if failures or unsent:
-        error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
+        error = KafkaException(failures[0] if failures else KafkaError(REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
         raise named_error(
             error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S, right="Write"

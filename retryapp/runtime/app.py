@@ -198,7 +198,8 @@ class Runtime(Ownership):
             return -math.inf
 
     def _new_transport(self) -> RetryTransport:
-        return RetryTransport(self.app.conf.broker_consumer, self.app, intake=self.intake)
+        brokers = self.app.conf.broker_consumer
+        return RetryTransport(brokers, self.app, intake=self.intake, on_denied=self.contact.refuse)
 
     def _on_rebalance_end(self) -> None:
         """End a rebalance for Faust, then let the lanes open unless another has begun."""
@@ -230,7 +231,8 @@ class Runtime(Ownership):
     def _change_settings(self) -> None:
         options = cast("dict[str, Any]", self.app._default_options[1])
         for name, (ours, _) in SETTINGS.items():
-            options.setdefault(name, ours)
+            if name.removeprefix("broker_") not in options:  # Faust's older name, which it refuses beside this one
+                options.setdefault(name, ours)
         session_s = want_seconds(options["broker_session_timeout"] or SETTINGS["broker_session_timeout"][0])
         if session_s < HEARTBEATS * HEARTBEAT_S:  # one may be lost
             options.setdefault("broker_heartbeat_interval", session_s / HEARTBEATS)

@@ -57,7 +57,9 @@ class _Offsets(NamedTuple):
 
 
 async def _offsets(runtime: Runtime, main: str, client_tps: Sequence[ClientTopicPartition]) -> _Offsets:
-    placed, retention_ms = runtime.placed, runtime.served[main].deletes_after_ms
+    retention_ms = runtime.served[main].deletes_after_ms
+    # looked at here: before the consumer's thread answers, a rebalance may have taken them away
+    moving = {tp for tp in client_tps if runtime.placed[tp.topic, tp.partition].lane.state is LaneState.OPEN}
 
     async def ask(client: Any) -> _Offsets:
         cluster = client._client.cluster  # noqa: SLF001 - there is no other way to ask
@@ -65,12 +67,11 @@ async def _offsets(runtime: Runtime, main: str, client_tps: Sequence[ClientTopic
         led = [tp for tp in client_tps if cluster.leader_for_partition(tp) not in (None, -1)]
         if not led:
             return _Offsets({}, {}, {}, {})
-        moving = [tp for tp in led if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
         # the public call for committed offsets asks for one partition at a time
         committed = await client._coordinator.fetch_committed_offsets(led)  # noqa: SLF001
         ends = await client.end_offsets(led)  # of committed records: the consumer reads no others
-        mine = client.assignment()
-        positions = {tp: await client.position(tp) for tp in moving if tp in mine}  # others may have none yet
+        mine = client.assignment() & moving  # others may have none yet
+        positions = {tp: await client.position(tp) for tp in led if tp in mine}
         young: dict[ClientTopicPartition, int] = {}
         if retention_ms is not None:
             half_ms = runtime.clock.wall_ms() - retention_ms // 2

@@ -96,7 +96,9 @@ def _refuse_stranding(app: faust.App, topologies: Iterable[HandlerTopology], adm
     for version in range(1, conf.version):
         group = name if version == 1 else f"{name}-v{version}"
         for topology in topologies:
-            changelog = replace(topology, group=group).pending_changelog
+            # a dead-letter topic of ours has the group in its name
+            main = topology.main if topology.own_letters_of is None else group + topology.main.removeprefix(conf.id)
+            changelog = replace(topology, group=group, main=main).pending_changelog
             try:
                 admin.describe(changelog)
                 waiting = len(fold_changelog(admin.connection, changelog, lambda _key, _value: None))

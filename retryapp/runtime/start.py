@@ -31,19 +31,24 @@ _TABLES: Final = "aiokafka.consumer.subscription_state"  # draws a table of topi
 logger = logging.getLogger("retryapp")
 
 
-def json_logging(level: int) -> dict[str, Any]:
-    """Return a configuration of logging: one JSON object a line, on stderr; facts of our events are its fields."""
+def json_logging(level: int, logfile: object = None) -> dict[str, Any]:
+    """Return a configuration of logging: one JSON object a line, in `logfile` if that is a path, else on stderr.
+
+    Facts of our events are its fields.
+    """
     formatter = {
         "()": "pythonjsonlogger.json.JsonFormatter",
         "fmt": "%(levelname)s %(name)s %(process)d %(message)s",
         "rename_fields": {"levelname": "level", "name": "logger"},
         "timestamp": "time",
     }
+    to_file = {"class": "logging.FileHandler", "filename": logfile}
+    where = to_file if isinstance(logfile, str) else {"class": "logging.StreamHandler"}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": formatter},
-        "handlers": {"default": {"class": "logging.StreamHandler", "formatter": "json", "level": level}},
+        "handlers": {"default": {**where, "formatter": "json", "level": level}},
         "root": {"level": level, "handlers": ["default"]},
     }
 

@@ -257,7 +257,9 @@ class RuntimeView:
         refusal, commands = placed.lane.refusal, placed.engine.commands
         if commands is not None and commands.levels.paused is not None and commands.levels.paused.record:
             return commands.levels.paused.text
-        return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
+        if refusal is not None:
+            return str(refusal)
+        return self._runtime.served[main].handler.orphans.problem or self._runtime.contact.refused(main)
 
     async def metrics_text(self) -> bytes:
         """Return the metrics in the Prometheus text format, with the lag of the main topics if a broker answers."""

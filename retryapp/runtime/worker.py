@@ -82,7 +82,7 @@ class RetryWorker(Worker):
         # Faust's command passes True, whatever the app has set
         super().__init__(app, *args, **{**kwargs, "redirect_stdouts": app.conf.worker_redirect_stdouts})
         if settings.log_format == "json" and self.logging_config is None:
-            self.logging_config = json_logging(level_number(self.loglevel))
+            self.logging_config = json_logging(level_number(self.loglevel), self.logfile)
         runtime = runtime_of(app)
         if runtime is not None and self._metrics_port is not None:
             self.services = [*self.services, MetricsPort(runtime, app.conf.web_bind, self._metrics_port)]
@@ -263,7 +263,10 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     if url.scheme not in ("http", "https") or not url.host:
         expected = "expected the address of this worker's pages with its scheme, as http://10.0.0.5:6066"
         raise InvalidSettingError("canonical_url", str(url), expected)
-    chosen = str(conf.canonical_url) != f"http://{conf.web_host}:{conf.web_port}"
+    # Faust ends on a shorter one, and its own default of a session is longer than our requests
+    conf.broker_request_timeout = max(conf.broker_request_timeout, conf.broker_session_timeout)
+    if chosen := str(url) != f"http://{conf.web_host}:{conf.web_port}":
+        conf.canonical_url = str(url).rstrip("/")  # type: ignore[assignment]  # the setting takes text; the log appends to it
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none
         base = settings.datadir / conf.id
@@ -271,14 +274,14 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     conf.datadir = place.path
     shown = "no pages"
     if conf.web_enabled:
-        if conf.web_port == FAUST_PORT:
+        if conf.web_port == FAUST_PORT and not _port_given():
             conf.web_port = free_port(conf.web_bind, settings.web_port + place.number - 1)
         if _is_loopback(conf.web_bind):
             conf.web_host = in_url(conf.web_bind)
         elif conf.web_host == socket.gethostname():  # the user chose none, and others may not know a container's
             conf.web_host = local_address(addresses(app)) or conf.web_host
         if not chosen:
-            conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
+            conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # as above
         shown = f"pages {conf.canonical_url}/retries/"
     elif not chosen:
         # No address, but one name each: Faust keeps what a worker has by what it advertises, and a partition whose
@@ -307,6 +310,12 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _port_given() -> bool:
+    """Return whether Faust's command line was given a port, which may be its default."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.params.get("web_port") is not None
 
 
 def _app_spec() -> str:

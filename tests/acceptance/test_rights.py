@@ -55,12 +55,13 @@ def denied(stage: Stage, kind: ResourceType, name: str, operation: AclOperation 
 
 
 def test_a_topic_that_may_not_be_read_for_a_while(stage: Stage) -> None:
-    """Its records wait and the log names the topic and the right; the other handler's go on; then all are done."""
+    """Its records wait, log and readiness name the topic; the other handler's go on; then all are done."""
     orders, invoices = stage.main_topic("orders", 2), stage.main_topic("invoices", 2)
     stage.program(HandlerSpec(topic=orders), HandlerSpec(topic=invoices))
     worker = stage.worker()
     stage.produce(orders, [{"id": 0}])
     wait_for(lambda: stage.service.done(orders) == {0}, "reads orders")
+    stage.wait_settled(orders)  # with nothing to commit its lane stays open, and looked healthy
     with denied(stage, ResourceType.TOPIC, orders):
         stage.produce(orders, [{"id": n, "fail": n % 2} for n in range(1, 9)])
         wait_for(lambda: f"does not let this group read {orders}" in worker.log, "names the topic that is denied")
@@ -68,11 +69,14 @@ def test_a_topic_that_may_not_be_read_for_a_while(stage: Stage) -> None:
         stage.produce(invoices, [{"id": n, "fail": n % 2} for n in range(8)])
         wait_for(lambda: stage.service.done(invoices) == set(range(8)), "the other handler's records are done")
         assert stage.service.done(orders) == before, "nobody reads what is denied"
+        status, page = worker.get("/retries/ready")
+        assert (status, f"may not read {orders}" in str(page)) == (503, True)
         assert worker.ended() is False
     wait_for(lambda: stage.service.done(orders) == set(range(9)), "goes on by itself")
     for topic in (orders, invoices):
         stage.wait_settled(topic)
-    assert "plan --acls" in worker.log
+    wait_for(lambda: worker.get("/retries/ready")[0] == 200, "is ready again")
+    assert "plan -A app --acls" in worker.log
     assert "Crashed reason" not in worker.log
     assert "Traceback" not in worker.log
     assert worker.stop() == 0

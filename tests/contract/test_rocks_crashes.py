@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from retryapp.core.errors import DiskFullError
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
@@ -172,6 +173,23 @@ def test_the_log_is_spared_only_until_the_next_logged_write(tmp_path: Path, monk
         store.write(store.batch(), 0, logged=logged)
         assert len(flushed) == flushes
     store.close()
+
+
+@pytest.mark.parametrize("problem", ["No space left on device", "Disk quota exceeded"])
+def test_a_store_without_room_to_open_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+    """Nothing is wrong with it: it was dropped, and the advice was to remove it."""
+    filled(tmp_path / "3", 1).close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(f"IO error: {problem}: While appending to file: MANIFEST-000005")
+
+    with monkeypatch.context() as full:
+        full.setattr(store, "Rdict", refuse)
+        with pytest.raises(DiskFullError, match=problem):
+            filled(tmp_path / "3", 0)
+    again = filled(tmp_path / "3", 0)
+    assert again.next_offset == SLICE
+    again.close()
 
 
 def test_a_store_that_never_opens_ends_its_process_and_the_next_one_drops_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def kept_data(tmp_path: Path) -> Iterator[Path]:
-    """A data folder; whatever runs on it is stopped."""
-    yield tmp_path / "data"
-    stop_kept_broker(tmp_path / "data")
+    """A data folder with a name as people give them; whatever runs on it is stopped."""
+    yield tmp_path / "données, 2"
+    stop_kept_broker(tmp_path / "données, 2")
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_a_free_port_that_is_lost_is_replaced(
 
 @pytest.mark.extended
 def test_a_refused_setting_is_named_with_the_log(cache_dir: Path, kept_data: Path) -> None:
-    """The broker's own error stands in the message, and its log is named."""
-    broker = Broker(cache_dir, data=kept_data, settings={"num.io.threads": "none"})
+    """The broker's own error stands in the message, and its log is named; wherever folder and jars are."""
+    broker = Broker(Path(os.path.relpath(cache_dir)), data=kept_data, settings={"num.io.threads": "none"})
     with pytest.raises(BrokerFailedError, match=r"num\.io\.threads") as caught:
         broker.start()
     assert "num.io.threads" in Path(caught.value.log).read_text()

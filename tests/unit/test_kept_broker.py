@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from retryapp.broker.config import properties_file
+from retryapp.broker.config import properties, properties_file, write_files
 from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
 from retryapp.broker.node import Broker, BrokerFailedError, ends_within
 from retryapp.jvm import FolderUnusableError
@@ -50,6 +50,14 @@ def test_the_broker_of_another_build_is_found(tmp_path: Path) -> None:
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         assert ends_within(psutil.Process(process.pid), 20)
         assert broker_status(tmp_path) is None
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    """Java reads files of properties as Latin-1, and Kafka a list of folders, with commas between."""
+    settings = properties(tmp_path, port=1, controller_port=2, extra={"a": "\\"})
+    written = write_files(tmp_path, settings, tmp_path / "données" / "broker.log").read_text()
+    assert {"log.dirs=kafka", "a=\\\\"} <= set(written.splitlines())
+    assert f"fileName = {tmp_path}/donn\\u00e9es/broker.log\n" in (tmp_path / "log4j2.properties").read_text("ascii")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])

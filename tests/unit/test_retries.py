@@ -207,6 +207,11 @@ async def test_what_the_user_has_set_stays() -> None:
     app.finalize()
     assert app.conf.broker_session_timeout == 21.0
     assert app.conf.broker_rebalance_timeout == SETTINGS["broker_rebalance_timeout"][0]
+    older = new_app(commit_interval=1.5)  # Faust refuses both names of a setting
+    Retries(older)
+    with pytest.warns(FutureWarning, match="commit_interval"):
+        older.finalize()
+    assert older.conf.broker_commit_interval == 1.5
 
 
 @pytest.mark.parametrize(

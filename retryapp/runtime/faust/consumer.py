@@ -371,8 +371,10 @@ class RetryTransport(Transport):
     Consumer: ClassVar[Any] = RetryConsumer
     Conductor: ClassVar[Any] = RetryConductor
 
-    def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, intake: Intake, on_denied: Callable[[str], None], **kwargs: Any) -> None:
         unreadable.install()
         survive_failed_logins()
         super().__init__(*args, **kwargs)
         self.intake = intake
+        self.on_denied = on_denied
+        """Called in the consumer's thread with a topic that a broker does not let this group read."""

@@ -144,10 +144,12 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         try:
             records = Stamped(await super()._fetch_records(*args, **kwargs) or {})
         except TopicAuthorizationFailedError as exc:
+            topic = str(exc.args[0]) if exc.args else "a topic"
+            self.consumer.transport.on_denied(topic)
             logger.error(  # noqa: TRY400 - no traceback; repeats are filtered (`runtime.observe.repeats`)
                 "The broker does not let this group read %s: those partitions stand still. Grant READ on the topic "
-                "(retryapp plan --acls lists all rights); reading goes on by itself.",
-                exc.args[0] if exc.args else "a topic",
+                "('retryapp plan -A MODULE --acls' lists all rights); reading goes on by itself.",
+                topic,
             )
             subscription = self._ensure_consumer()._subscription
             subscription._fetch_count -= 1  # else the client would never again count as idle (`max_poll_interval`)

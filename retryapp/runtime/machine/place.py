@@ -56,7 +56,7 @@ def claim_place(base: Path) -> WorkerPlace:
             path.mkdir(parents=True, exist_ok=True)
             lock = _locked(path / "lock")
         except OSError as exc:
-            if exc.errno == errno.ENOSPC:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(str(path), str(exc)) from exc
             remedy = f"Let this user write and lock files there, or {OWN_DATADIR}"
             raise StoreBrokenError(str(path), str(exc), remedy) from exc

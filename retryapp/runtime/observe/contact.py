@@ -47,6 +47,8 @@ class Contact:
         self.missing: dict[str, str] = {}
         """Main topics that the brokers do not know any more, each with a sentence about it."""
         self._known = set[str]()
+        self._refused_s: dict[str, float] = {}
+        """When a broker last refused to have a topic read."""
         self._gone_s: dict[str, float] = {}
         """Since when the brokers do not know topics that they knew."""
 
@@ -63,6 +65,16 @@ class Contact:
         brokers = self._brokers()
         who = f"brokers {brokers} have" if "," in brokers else f"broker {brokers} has"
         return f"{who} not answered for {silent_s:.0f} s{self._refusal}"
+
+    def refuse(self, topic: str) -> None:
+        """Note that a broker does not let this worker read a topic; any thread may."""
+        self._refused_s[topic] = self._clock.monotonic_s()
+
+    def refused(self, topic: str) -> str | None:
+        """Return what to do about a topic that this worker may not read now; None for any other."""
+        if self._clock.monotonic_s() - self._refused_s.get(topic, -inf) >= SILENT_S:
+            return None
+        return f"this login may not read {topic}. Grant READ on it ('retryapp plan -A MODULE --acls' lists all rights)"
 
     def counted(self, counts: Mapping[str, int]) -> None:
         """Take what the brokers say: the number of partitions by main topic."""

@@ -118,7 +118,8 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "partitions": ("Partitions of the main topic, on all workers.", ("handler",)),
     "lanes_open": ("Lanes that are open here.", ("handler",)),
     "lanes_stalled": (
-        "Open lanes whose records wait: a topic refuses a hand-off, no run can begin, or a rule has paused them.",
+        "Open lanes whose records wait: a topic refuses a hand-off or may not be read, no run can begin, or a rule has "
+        "paused them.",
         ("handler",),
     ),
     "circuits": (

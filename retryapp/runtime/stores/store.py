@@ -340,7 +340,7 @@ def _is_locked(exc: Exception) -> bool:
 
 
 def _is_full(exc: Exception) -> bool:
-    return "no space left" in str(exc).lower()
+    return any(words in str(exc).lower() for words in ("no space left", "quota exceeded"))
 
 
 def _lacks_files(exc: Exception) -> bool:

@@ -93,7 +93,7 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
         placed={("orders", number): placed(table) for number, table in enumerate(tables)},
         plan=None,
         behind=lambda _main, _number: (0, 0),
-        contact=SimpleNamespace(silence=lambda: None, silent_s=float),
+        contact=SimpleNamespace(silence=lambda: None, silent_s=float, refused=lambda _: None),
     )
     return RuntimeView(runtime)
 

@@ -63,6 +63,7 @@ def test_a_wrong_option_is_named_and_its_secret_neighbour_not_shown():
         (KafkaError._TRANSPORT, BrokerUnreachableError),
         (KafkaError._ALL_BROKERS_DOWN, BrokerUnreachableError),
         (KafkaError._TIMED_OUT, BrokerUnreachableError),
+        (KafkaError._MSG_TIMED_OUT, BrokerUnreachableError),
         (KafkaError._RESOLVE, BrokerUnreachableError),
         (KafkaError._SSL, BrokerUnreachableError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDeniedError),

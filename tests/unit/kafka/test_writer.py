@@ -51,6 +51,21 @@ def test_patience_that_an_app_has_with_brokers_is_not_that_of_a_transaction(monk
         write_together(KafkaConnection("127.0.0.1:1", {"socket.timeout.ms": "60000"}), "orders", [record()])
 
 
+@pytest.mark.parametrize("unsent", [None, 1])
+def test_records_that_no_broker_answers_for_may_be_there(monkeypatch: pytest.MonkeyPatch, unsent: int | None) -> None:
+    """A broker that is there would have refused them. Who sent a command was not told that its fate is not known."""
+
+    class Mute(Producer):
+        @override
+        def flush(self, timeout: float = -1) -> int:
+            return super().flush(timeout) if unsent is None else unsent
+
+    monkeypatch.setattr(writer, "Producer", Mute)
+    monkeypatch.setattr(writer, "WRITE_TIMEOUT_S", 0.1)
+    with pytest.raises(BrokerUnreachableError):
+        write_records(KafkaConnection("127.0.0.1:1"), "orders", [record()])
+
+
 def test_a_transaction_that_fails_is_aborted(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who read committed records waited 15 s for its end."""
     aborted: list[Producer] = []

@@ -245,9 +245,9 @@ async def test_a_fault_of_ours_with_records_ends_the_fetch_loop(
 
 
 async def test_a_refused_fetch_leaves_the_client_able_to_count_as_idle(
-    client: Any, stopped_thread: RetryConsumerThread, monkeypatch: pytest.MonkeyPatch
+    runtime: Any, client: Any, stopped_thread: RetryConsumerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own count stays up after an error: a main loop that hangs would keep its partitions for good."""
+    """Its own count stays up after an error: a main loop that hangs would keep its partitions for good. It is told."""
     subscription = SubscriptionState()
     monkeypatch.setattr(type(client), "_subscription", subscription)
     monkeypatch.setattr(stopped_thread, "_consumer", client)
@@ -262,6 +262,7 @@ async def test_a_refused_fetch_leaves_the_client_able_to_count_as_idle(
     assert await stopped_thread._fetch_records(client, {MAIN}) == {}
     await asyncio.sleep(0.001)
     assert subscription.fetcher_idle_time > 0
+    assert [runtime.contact.refused(topic) is not None for topic in ("orders", "clicks")] == [True, False]
 
 
 # -- membership and topics -----------------------------------------------------------------------------------------

@@ -101,6 +101,18 @@ async def test_a_refused_login_explains_a_silence(caplog: pytest.LogCaptureFixtu
     task.cancel()
 
 
+def test_a_topic_may_be_read_again_once_no_broker_refuses_it() -> None:
+    """The client tells of refusals only, several a second while there is one."""
+    clock = VirtualClock()
+    contact = Contact(clock, lambda: "b:9092", clock.monotonic_s)
+    contact.refuse("orders")
+    assert contact.refused("clicks") is None
+    clock.advance(round(SILENT_S * 1000) - 1)
+    assert "may not read orders. Grant READ" in str(contact.refused("orders"))
+    clock.advance(1)
+    assert contact.refused("orders") is None
+
+
 async def test_a_login_that_cannot_be_tried_ends_no_look() -> None:
     """Libraries for logins have errors of their own: a ticket that has expired, say."""
     clock = VirtualClock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.errors import InvalidSettingError, PortTakenError, StoreBrokenError
+from retryapp.core.errors import DiskFullError, InvalidSettingError, PortTakenError, StoreBrokenError
 from retryapp.runtime.machine.place import claim_place, free_port
 
 CHOOSE = """
@@ -79,6 +80,18 @@ def test_too_many_open_files_are_no_wrong_address(first: int, monkeypatch: pytes
     monkeypatch.setattr("retryapp.runtime.machine.place.socket.socket", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         free_port("127.0.0.1", first)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Also where it is the user's quota that is used up: no right is missing."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(DiskFullError, match=os.strerror(code)):
+        claim_place(tmp_path)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

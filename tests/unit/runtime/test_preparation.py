@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import faust
 import pytest
 
+from retryapp import Retries
 from retryapp.core.errors import (
     BrokerUnreachableError,
     DuplicateHandlerError,
@@ -18,6 +21,7 @@ from retryapp.core.errors import (
 from retryapp.kafka import AccessDeniedError, Plan, TopicState
 from retryapp.runtime import preparation as module
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.worker import runtime_of
 
 
 class _Cluster:
@@ -99,6 +103,19 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
     cluster.waiting = {"app.orders.pending.changelog": 0, "app-v2.orders.pending.changelog": 7}
     with pytest.raises(InvalidSettingError, match="7 records of version 2 still wait in app-v2"):
         runtime.prepare()
+    assert cluster.made == []
+
+
+async def test_dead_letters_that_wait_are_stranded_by_a_version_too(cluster: _Cluster, tmp_path: Path) -> None:
+    """The topic that their handler reads is renamed as well; nobody looked for them."""
+    app = faust.App("app", version=2, broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
+    retries = Retries(app)
+    retries.handler("orders", policy="1s")(lambda _value: None)
+    retries.dead_letters("orders", policy="1s")(lambda _value: None)
+    changelog = "app.app.orders.dlq.pending.changelog"
+    cluster.waiting = {changelog: 7}
+    with pytest.raises(InvalidSettingError, match=f"7 records of version 1 still wait in {changelog}"):
+        cast("Runtime", runtime_of(app)).prepare()
     assert cluster.made == []
 
 

@@ -288,8 +288,36 @@ async def test_a_partition_whose_lane_does_not_open_lags(
     assert [each.partition for each in lags if each.expiring] == [number for number, behind in lag if behind]
 
 
+async def test_a_rebalance_while_lags_are_asked_for_fails_no_page(
+    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer's thread answers later: the partition may be gone by then. Pages and metrics ended in a KeyError."""
+
+    async def offsets(tps: Any) -> dict[Any, Any]:
+        return dict.fromkeys(tps, SimpleNamespace(offset=90))
+
+    async def ends(tps: Any) -> dict[Any, int]:
+        return dict.fromkeys(tps, 100)
+
+    client = SimpleNamespace(
+        _client=SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda _: 7)),
+        _coordinator=SimpleNamespace(fetch_committed_offsets=offsets),
+        end_offsets=ends,
+        assignment=frozenset,
+    )
+
+    async def in_thread(_self: RetryConsumer, ask: Any) -> Any:
+        runtime.placed.clear()
+        return await ask(client)
+
+    monkeypatch.setattr(RetryConsumer, "in_thread", in_thread)
+    assert isinstance(runtime.app.consumer, RetryConsumer)
+    runtime.app.consumer._thread.thread_loop.close()  # never run
+    assert [lag.main for lag in await RuntimeView(runtime).lags("orders")] == [10]
+
+
 async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
-    """A topic refuses a hand-off, or all that its handler may run hangs; the page and a metric have it too."""
+    """A topic refuses a hand-off or may not be read, or all runs hang; the page and a metric have it too."""
     view = RuntimeView(runtime)
 
     async def told() -> tuple[bool, str | None, bool]:
@@ -310,6 +338,8 @@ async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtim
     ends[0].set_result(None)
     await asyncio.sleep(0)
     assert await told() == (True, None, False)
+    runtime.contact.refuse("orders")
+    assert await told() == (False, runtime.contact.refused("orders"), True)
 
 
 def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> None:

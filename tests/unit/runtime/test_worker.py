@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import re
 import resource
@@ -19,6 +20,7 @@ import pytest
 from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
+from mode.utils.logging import setup_logging
 
 from retryapp import Retries
 from retryapp.core.errors import InvalidSettingError, RetryAppError
@@ -80,6 +82,23 @@ def made(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Any]:
     monkeypatch.setattr(RetryWorker, "app", None, raising=False)
     RetryWorker(faust.App("plain", **settings), redirect_stdouts=True)
     return given
+
+
+def test_lines_in_json_go_to_the_log_file_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With `--logfile` they went to stderr, and the file stayed empty."""
+    file, root = tmp_path / "billing.log", logging.getLogger()
+    monkeypatch.setenv("RETRYAPP_LOG_FORMAT", "json")
+    monkeypatch.setattr(worker_module, "_settle", lambda _app, _settings: None)
+    before = root.handlers[:], root.level
+    try:
+        worker = RetryWorker(faust.App("plain"), loglevel="INFO", logfile=str(file))
+        setup_logging(loglevel="INFO", logfile=worker.logfile, logging_config=worker.logging_config)
+        logging.getLogger("billing").info("charged")
+        root.handlers[0].close()
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+    assert json.loads(file.read_text())["message"] == "charged"
 
 
 @pytest.mark.parametrize("refusal", [None, ValueError("not allowed to raise maximum limit")])
@@ -196,6 +215,29 @@ def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
         settled(monkeypatch, tmp_path, **{setting: value})
 
 
+def test_a_port_that_was_asked_for_is_used_if_it_is_fausts_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`--port 6066` led to 6067: it looked like none, and the check before the start held its lock."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    context = click.Context(click.Command("worker"))
+    context.params["web_port"] = 6066
+    with context:
+        assert settled(monkeypatch, tmp_path).web_port == 6066
+    assert settled(monkeypatch, tmp_path).web_port == 6070
+
+
+@pytest.mark.parametrize(("session_s", "request_s"), [(60.0, 60.0), (20.0, 30.0)])
+def test_a_long_session_needs_no_second_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, session_s: float, request_s: float
+) -> None:
+    """Faust's consumer ended in a traceback where a request may end before a session, also one from the environment."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    assert settled(monkeypatch, tmp_path, broker_session_timeout=session_s).broker_request_timeout == request_s
+    monkeypatch.setenv("BROKER_SESSION_TIMEOUT", str(session_s))
+    assert settled(monkeypatch, tmp_path).broker_request_timeout == request_s
+
+
 def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -205,7 +247,8 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, **bind).canonical_url) == "http://127.0.0.1:6070"
     assert str(settled(monkeypatch, tmp_path, web_host="w1", **bind).canonical_url) == "http://w1:6070"
     own = "https://retries.example/w1"
-    assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
+    for given in (own, f"{own}/"):  # the line that names the pages had two slashes, and its link led nowhere
+        assert str(settled(monkeypatch, tmp_path, canonical_url=given, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
 
