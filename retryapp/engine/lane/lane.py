@@ -94,8 +94,8 @@ class Lane:
         self._failure: Exception | None = None
         self._timers = Timers()
         self._tick_due = False
-        self._ready = asyncio.Event()
-        self._ready.set()
+        self._ready = True
+        """It neither commits nor rests."""
         self._idle = True
         self._positions: dict[TopicPartition, int] = {}
         self._opened_s: float | None = None
@@ -123,7 +123,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether it has turns that are not in the tables."""
-        return bool(self._queue) or not self._ready.is_set() or self._refused.commanded
+        return bool(self._queue) or not self._ready or self._refused.commanded
 
     def submit(self, session: int, turn: Turn) -> None:
         """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""
@@ -138,10 +138,6 @@ class Lane:
                 self._wake.set()
         elif self._tick not in self._timers:
             self._timers.begin(self._tick, self._limits.tick_s)
-
-    async def ready(self) -> None:
-        """Wait until the lane neither commits nor rests."""
-        await self._ready.wait()
 
     def finish(self) -> None:
         """Commit what is queued and end `run`."""
@@ -243,7 +239,7 @@ class Lane:
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
         self._timers.end_all()
-        self._ready.set()
+        self._ready = True
         if was_open:
             self.state = LaneState.OPENING
             self._on_close()
@@ -271,13 +267,13 @@ class Lane:
         self._repeat_offset()
 
     def _repeat_offset(self) -> None:
-        if self._positions and not self._queue and self._ready.is_set():  # else a turn is on its way
+        if self._positions and not self._queue and self._ready:  # else a turn is on its way
             source, offset = next(iter(self._positions.items()))
             self.submit(self.session, Turn(source=source, next_offset=offset))
 
     def _rested(self) -> None:
-        self._ready.set()
-        asyncio.get_running_loop().call_soon(self._wake.set)  # behind those who waited for it: their turns come along
+        self._ready = True
+        asyncio.get_running_loop().call_soon(self._wake.set)  # behind what can run now: its turns come along
 
     def _wanted(self) -> bool:
         idle = self._rested in self._timers or not (self._urgent or self._tick_due)
@@ -306,7 +302,7 @@ class Lane:
         if not turns:  # all that were there wait for a held one
             return False
         self._timers.end(self._rested)
-        self._ready.clear()
+        self._ready = False
         began_s = self._clock.monotonic_s()
         more = bool(self._queue)
         try:
@@ -316,7 +312,7 @@ class Lane:
             self._transport.apply(batch, receipt)
         except HandOffRefusedError as exc:
             await self._take_back(turns, exc)
-            self._ready.set()
+            self._ready = True
             return True
         except BaseException:
             self._put_back(turns)  # the outcome is unknown until the topics were read again
@@ -381,7 +377,7 @@ class Lane:
         if seconds > 0 and waiting < limits.changes and self._queued_bytes < limits.size:
             self._timers.begin(self._rested, seconds)
         else:
-            self._ready.set()
+            self._ready = True
 
     def _take(self) -> tuple[list[Turn], LaneBatch]:
         batch = LaneBatch()

@@ -119,6 +119,8 @@ class RowCommands:
     def _release(
         self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim | None, holds: int
     ) -> Effect:
+        if claim is not None and holds == TOKEN:
+            raise RefusedError(Refusal.TOO_LATE, "its deadline has passed, or it was released: it runs, or is to run")
         if claim is not None and self._next.pop(identity, None) is not None:
             claim.on_hold = None
             rows = (_row(row.held_next(None), metadata, identity),)

@@ -12,6 +12,7 @@ from doubles import damage, post, serving
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
 from retryapp.core.headers import decode_metadata
+from retryapp.core.verdicts import RetryLater
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
@@ -82,6 +83,30 @@ async def test_at_the_deadline_the_attempt_has_failed_and_the_next_begins_at_onc
     (letter,) = orders.dead_letters
     assert (letter.reason, letter.attempt, letter.delivery) == ("exhausted", 3, 6)
     assert caplog.messages == ["retryapp.defer_expired"] * 3
+
+
+async def test_a_release_after_the_deadline_is_too_late_also_while_its_record_waits_for_a_runner() -> None:
+    """Its attempt has failed already, and somebody's hold on it stays."""
+    goes_on, tokens = asyncio.Event(), list[str]()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        tokens.append(delivery.token)
+        if value == b"deferred":
+            raise Defer("1s")
+        if delivery.number == 1:
+            raise RetryLater("900ms")
+        await goes_on.wait()
+
+    async with serving(handler, "1s*9", b"slow", b"deferred", concurrency=1) as (orders, _):
+        await orders.advance(900)
+        await orders.advance(100)
+        assert len(tokens) == 3
+        assert (await orders.command("release", tokens[1]))["refused"] == "too-late"
+        assert (await orders.command("hold", 1))["refused"] is None
+        assert (await orders.command("release", tokens[1]))["refused"] == "too-late"
+        goes_on.set()
+        await orders.settle()
+        assert len(tokens) == 3
 
 
 async def test_a_rule_may_end_a_record_at_its_deadline() -> None:

@@ -277,3 +277,27 @@ async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() 
         await orders.to_rest()
     (told,) = (event for event in events_of(orders, Commanded) if event.command == "h")
     assert told.refused == "running", told.text
+
+
+async def test_replays_behind_a_head_that_runs_keep_their_order() -> None:
+    """Both come before the head in the topic, and neither before the other."""
+    goes_on, started, rejected = asyncio.Event(), list[bytes](), {b"0", b"1"}
+
+    async def handler(value: bytes) -> None:
+        started.append(value)
+        if value in rejected:
+            rejected.remove(value)
+            raise Reject("not yet")
+        if started.count(b"2") == 1 and value == b"2":
+            raise BankDownError
+        if value == b"2":
+            await goes_on.wait()
+
+    async with serving(handler, "1s", b"0", b"1", b"2", key=b"a", order=Order.KEY, concurrency=9) as (orders, _):
+        await orders.advance(1_000)
+        assert started == [b"0", b"1", b"2", b"2"]
+        for offset in (0, 1):
+            assert (await orders.command("replay", offset))["refused"] is None
+        goes_on.set()
+        await orders.to_rest()
+        assert started[4:] == [b"0", b"1"]
