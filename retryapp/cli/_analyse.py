@@ -24,6 +24,7 @@ from retryapp.cli._spark import (
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
@@ -275,7 +276,12 @@ def _write(out: Path, facts: Mapping[str, Any]) -> str:
     from retryapp.pipeline.report.page import to_page
 
     page = to_page(facts)
-    out.write_text(page, encoding="utf-8")
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{out} cannot be written: {error.strerror}. Free space, or name another file"
+        ) from error
     return f"{out.absolute()} ({len(page.encode()) / 1024:,.0f} KiB): {facts['headline']}"
 
 

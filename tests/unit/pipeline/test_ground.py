@@ -21,8 +21,9 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli import _spark
-from retryapp.cli._analyse import _check_folder, causes
+from retryapp.cli._analyse import _check_folder, _write, causes
 from retryapp.cli.main import run
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
@@ -240,6 +241,13 @@ def test_a_page_that_is_there_may_be_written_anew(tmp_path: Path, monkeypatch: p
         _check_folder(page)
     page.touch()
     _check_folder(page)
+
+
+def test_a_page_for_which_there_is_no_room_is_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder was looked at before the work, and not how much it takes."""
+    monkeypatch.setattr("retryapp.pipeline.report.page.to_page", lambda _: "x")
+    with pytest.raises(EnvironmentFault, match=r"/dev/full cannot be written: No space left"):
+        _write(Path("/dev/full"), {})
 
 
 def test_without_pyspark_the_command_says_what_to_install(
