@@ -219,9 +219,14 @@ def causes(
         from retryapp.pipeline.report.facts import by_name, causes_of
 
         result = Derived(opened).last_result()
-        rows = causes_of(opened, result, now_ms=now_ms)
+
+        def seen(since_ms: int | None = None) -> list[dict[str, Any]]:
+            found = causes_of(opened, result, now_ms=now_ms, since_ms=since_ms)
+            return [row for row in found if main in {None, row["main"]}]
+
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
-        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
+        rows = seen() if wanted else []
+        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name)}
         known = Decisions(opened)
         for (group, topic, fingerprint), state in found.items():
             decision = Decision(
@@ -229,7 +234,7 @@ def causes(
                 until_ms=now_ms + until if until is not None and state == IGNORED else None,
             )  # fmt: skip
             known.put(decision)
-        shown = causes_of(opened, result, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+        shown = seen(None if since is None else now_ms - since)
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)

@@ -362,6 +362,7 @@ def test_decisions_about_causes(copied: Analysts, command: CommandLine, capsys: 
         return [tuple(row[name] for name in names) for row in said.get("causes", [])]
 
     assert run() == [("exhausted", 1, "open", None, None), (None, 0, "open", None, None)]
+    assert run("--topic", "other") == []
     run("--resolve", "f1", code=ExitCode.ENVIRONMENT)
     (name,) = cause  # as 'retryapp causes' and the pages have it
     assert run("--ignore", name, "--until", "7d", "--by", "ann")[0][2:] == ("ignored", "ann", None)
