@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, user_name
+from retryapp.cli._options import LENGTH, WORDS, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
@@ -182,8 +182,8 @@ def report(
 @click.option("--reopen", metavar="CAUSE", multiple=True, help="Neither resolved nor ignored any more.")
 @click.option("--until", metavar="LENGTH", type=LENGTH, help="--ignore ends after this time ('7d'). [default: never]")
 @click.option("--topic", "main", metavar="NAME", help="Only of this main topic. [default: all]")
-@click.option("--by", "who", default=user_name, show_default="the user's name", help="Who decides.")
-@click.option("--note", default="", help="Why.")
+@click.option("--by", "who", type=WORDS, default=user_name, show_default="the user's name", help="Who decides.")
+@click.option("--note", type=WORDS, default="", help="Why.")
 @since_option
 @lake_options
 @json_option

@@ -53,6 +53,8 @@ def lake_uri(text: str) -> str:
     """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path."""
     if not text.strip():
         raise LakeUnusableError(text, "it is empty")
+    if text.encode(errors="ignore").decode() != text:
+        raise LakeUnusableError(text, "its name is not UTF-8")
     if _SCHEME.match(text):
         return text.rstrip("/")
     return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing

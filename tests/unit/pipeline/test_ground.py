@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli import _spark
 from retryapp.cli._analyse import _check_folder, _write, causes
+from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
@@ -167,8 +168,17 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
     """A path becomes a URI, with what is strange in it escaped; a URI stays."""
     assert lake_uri("s3a://lake/retries/") == "s3a://lake/retries"
     assert lake_uri(str(tmp_path / "a b")) == f"file://{tmp_path}/a b"
-    with pytest.raises(LakeUnusableError, match="empty"):
-        lake_uri(" ")
+    for wrong, problem in ((" ", "empty"), ("caf\udce9", "not UTF-8")):
+        with pytest.raises(LakeUnusableError, match=problem):
+            lake_uri(wrong)
+
+
+@pytest.mark.parametrize(
+    "words", [("gaps", "--note"), ("causes", "--resolve", "c1-1", "--note"), ("causes", "--resolve", "c1-1", "--by")]
+)
+def test_words_that_are_no_utf8_are_refused(words: tuple[str, ...]) -> None:
+    """Before Spark starts: no file of the lake can have them."""
+    assert run(["pipeline", *words, "caf\udce9"]) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
