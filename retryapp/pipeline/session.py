@@ -241,7 +241,7 @@ def java_home(cache_dir: Path) -> Path:
     """Return a folder that serves Spark as ``JAVA_HOME``."""
     java = find_java().resolve()
     home = java.parent.parent
-    if _lists_module(home):
+    if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
         return home
     shim = cache_dir / "java-for-spark" / "bin" / "java"
     text = _SHIM.format(java=java)

@@ -101,14 +101,14 @@ class Analysis:
 
         What was erased or expired since is in none of them: then all are read anew.
         """
-        known, files = list[str](), None
+        known, since = list[str](), None
         if former is not None and former["state"]["groups"] == state["groups"]:
-            known = former["readings"]
-            if len(known) < MOST_PIECES:
-                files = self._tables.added_between(former["state"]["archive"], state["archive"])
-        if files == []:
+            known = former["readings"] if len(former["readings"]) < MOST_PIECES else []
+            since = former["state"]["archive"] if known else None
+        files = self._tables.added_between(since, state["archive"])
+        if files == [] and known:
             return known
-        records = self._tables.read(state["archive"]) if files is None else self._tables.read_files(files)
+        records = self._tables.read_files(files) if files else self._tables.read(state["archive"])
         piece = f"{READINGS_TABLE}-{run_id}"
         self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*state["groups"]))), piece)
         return [piece] if files is None else [*known, piece]
