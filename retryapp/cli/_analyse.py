@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, user_name
+from retryapp.cli._options import LENGTH, WORDS, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
@@ -24,6 +24,7 @@ from retryapp.cli._spark import (
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
@@ -181,8 +182,8 @@ def report(
 @click.option("--reopen", metavar="CAUSE", multiple=True, help="Neither resolved nor ignored any more.")
 @click.option("--until", metavar="LENGTH", type=LENGTH, help="--ignore ends after this time ('7d'). [default: never]")
 @click.option("--topic", "main", metavar="NAME", help="Only of this main topic. [default: all]")
-@click.option("--by", "who", default=user_name, show_default="the user's name", help="Who decides.")
-@click.option("--note", default="", help="Why.")
+@click.option("--by", "who", type=WORDS, default=user_name, show_default="the user's name", help="Who decides.")
+@click.option("--note", type=WORDS, default="", help="Why.")
 @since_option
 @lake_options
 @json_option
@@ -218,9 +219,14 @@ def causes(
         from retryapp.pipeline.report.facts import by_name, causes_of
 
         result = Derived(opened).last_result()
-        rows = causes_of(opened, result, now_ms=now_ms)
+
+        def seen(since_ms: int | None = None) -> list[dict[str, Any]]:
+            found = causes_of(opened, result, now_ms=now_ms, since_ms=since_ms)
+            return [row for row in found if main in {None, row["main"]}]
+
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
-        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
+        rows = seen() if wanted else []
+        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name)}
         known = Decisions(opened)
         for (group, topic, fingerprint), state in found.items():
             decision = Decision(
@@ -228,7 +234,7 @@ def causes(
                 until_ms=now_ms + until if until is not None and state == IGNORED else None,
             )  # fmt: skip
             known.put(decision)
-        shown = causes_of(opened, result, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+        shown = seen(None if since is None else now_ms - since)
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)
@@ -275,7 +281,12 @@ def _write(out: Path, facts: Mapping[str, Any]) -> str:
     from retryapp.pipeline.report.page import to_page
 
     page = to_page(facts)
-    out.write_text(page, encoding="utf-8")
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{out} cannot be written: {error.strerror}. Free space, or name another file"
+        ) from error
     return f"{out.absolute()} ({len(page.encode()) / 1024:,.0f} KiB): {facts['headline']}"
 
 

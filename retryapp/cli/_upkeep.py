@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, json_option, pipeline_client_config, typed_bytes
+from retryapp.cli._options import LENGTH, WORDS, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_job, lake_options, print_waiting, wait_option
 from retryapp.cli._target import connect
@@ -78,7 +78,7 @@ def vacuum(*, age_ms: int, lake: str, session: SessionOptions, wait_s: float, as
     "--acknowledge", "names", metavar="GAP|TOPIC", multiple=True,
     help="A loss that is known, or a topic for all of its losses until now; may be repeated.",
 )  # fmt: skip
-@click.option("--note", default="", help="Why it needs no more attention; shown with the gap.")
+@click.option("--note", type=WORDS, default="", help="Why it needs no more attention; shown with the gap.")
 @lake_options
 @json_option
 def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOptions, as_json: bool) -> None:

@@ -66,6 +66,11 @@ def read_offsets(
     return _read(connection, topic, partial(_place_or_copy, marks=marks), bounds)
 
 
+def read_keys(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes | None, int]]:
+    """Yield key and timestamp in ms of records as ``read_topic`` does, also of those that it cannot decode."""
+    return _read(connection, topic, lambda message: (message.key(), message.timestamp()[1]), {})
+
+
 def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], T], bounds: Bounds) -> Iterator[T]:
     ranges = KafkaAdmin(connection).offsets(topic, bounds.get("partitions"))
     todo: dict[int, int] = {}

@@ -43,6 +43,8 @@ _STATION_TEXTS: Final = {
     Station.HANDLED: "dead-letter topic, handled",
     Station.LEFT: "dead-letter topic, skipped or failed by its handler",
 }
+_MANY: Final = 3_000
+"""Bytes of traces, of which a record has 60 to some hundreds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class PartitionCount:
         self._topics = topics
         self._topic_id = topic_id
         self._start = start
-        self._traces: dict[tuple[str, int] | int, bytes] = {}
+        self._traces: dict[tuple[str, int] | int, bytes | bytearray] = {}
         self._nobody: list[tuple[Trace, str]] = []
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
@@ -122,15 +124,20 @@ class PartitionCount:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
             if told.offset >= self._start:
-                self._traces[told.offset] = self._traces.get(told.offset, b"") + pack(told.trace)
+                self._keep(told.offset, told.trace)
                 if told.on_hold:
                     self._on_hold.add(told.offset)
                 if told.last_offset > told.offset:
                     self._damaged.append((told.offset, told.last_offset))
                     self._damage = "discarded" if told.trace.station is Station.DISCARDED else "dead"
         elif self._start == 0:
-            former = told.topic_id, told.offset
-            self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
+            self._keep((told.topic_id, told.offset), told.trace)
+
+    def _keep(self, key: tuple[str, int] | int, trace: Trace) -> None:
+        raw = self._traces.get(key, b"")
+        raw += pack(trace)
+        # where a policy has no end a record has tens of thousands: bytes would be copied each time
+        self._traces[key] = bytearray(raw) if isinstance(raw, bytes) and len(raw) > _MANY else raw
 
     def note(self, told: Progress, where: str) -> None:
         """Take a worker's own count, and the coordinates of its event; in the order in which they were published."""

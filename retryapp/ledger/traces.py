@@ -110,7 +110,7 @@ def pack(trace: Trace) -> bytes:
     return _PACKED.pack(delivery, station | _LOOSE if loose else station, *place)
 
 
-def unpack(raw: bytes) -> list[Trace]:
+def unpack(raw: bytes | bytearray) -> list[Trace]:
     """Read concatenated packed traces; sorted along the record's way."""
     return sorted(
         Trace._make((delivery, Station(station & ~_LOOSE), *place, bool(station & _LOOSE)))

@@ -55,16 +55,14 @@ class Decisions:
         return {(each.group, each.main, each.fingerprint): each for each in made}
 
 
-def chosen(rows: Sequence[Row], cause_id: str, *, main: str | None) -> list[Cause]:
-    """Return the causes with an id, of a main topic or of all.
+def chosen(rows: Sequence[Row], cause_id: str) -> list[Cause]:
+    """Return the causes with an id.
 
     Raises:
         NameUnknownError: there is none.
     """
     found = dict.fromkeys(
-        (row["group"], row["main"], row["fingerprint"])
-        for row in rows
-        if row["cause_id"] == cause_id and main in {None, row["main"]}
+        (row["group"], row["main"], row["fingerprint"]) for row in rows if row["cause_id"] == cause_id
     )
     if not found:
         raise NameUnknownError("cause", cause_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
 _TABLES: Final = "delta"
+_FOLDERS: Final = (".", "records", "gaps", "acknowledged", "decisions", "erasures", "derived")
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"  # for S3 (Hadoop 3.4.2); others refuse by themselves
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -53,6 +55,8 @@ def lake_uri(text: str) -> str:
     """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path."""
     if not text.strip():
         raise LakeUnusableError(text, "it is empty")
+    if text.encode(errors="ignore").decode() != text:
+        raise LakeUnusableError(text, "its name is not UTF-8")
     if _SCHEME.match(text):
         return text.rstrip("/")
     return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing
@@ -66,6 +70,7 @@ def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> La
     """
     uri = lake_uri(text)
     files = Files(spark, uri)
+    files.check_readable()
     place = f"{uri}/{MARK}"
     mark = files.read(place)
     if mark is None:
@@ -112,6 +117,19 @@ class Files:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
                 raise LakeUnusableError(self._uri, problem_of(error)) from error
+
+    def check_readable(self) -> None:
+        """Raise where this user may not look into a folder of the lake: to Java its files are not there."""
+        place = self.local_folder(self._uri)
+        if place is None:
+            return
+        for name in _FOLDERS:
+            try:
+                os.scandir(place / name).close()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise LakeUnusableError(self._uri, f"{error.filename}: {error.strerror}") from error
 
     def read(self, uri: str) -> str | None:
         """Return a small file's text; None where there is none."""

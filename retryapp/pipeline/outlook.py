@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from retryapp.kafka import KafkaAdmin, Positions, read_offsets
+from retryapp.kafka import KafkaAdmin, Positions, first_ms
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, look_up
 from retryapp.pipeline.sources import retention_of
@@ -46,9 +46,9 @@ def find_outlook(lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutloo
     found = []
     for life in (*look.lives, *(life for topic, life in ended.items() if topic not in present)):
         places = [place for place in positions if place[0] == life.topic]
-        unread = {place[1]: positions[place] for place in places if positions[place] < ends[place]}
         gaps = [gap for gap in look.gaps if gap.life.topic == life.topic]
-        oldest_ms = _oldest(admin, life.topic, unread)
+        firsts = (first_ms(admin.connection, *place, positions[place], ends[place]) for place in places)
+        oldest_ms = min((first for first in firsts if first is not None), default=None)
         kept_ms = retention_ms.get(life.topic)
         found.append(
             TopicOutlook(
@@ -64,11 +64,3 @@ def find_outlook(lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutloo
             )
         )
     return tuple(found)
-
-
-def _oldest(admin: KafkaAdmin, topic: str, unread: Mapping[int, int]) -> int | None:
-    firsts = (
-        next(read_offsets(admin.connection, topic, partitions=[partition], start={partition: position}), None)
-        for partition, position in unread.items()
-    )
-    return min((first[2] for first in firsts if first is not None), default=None)

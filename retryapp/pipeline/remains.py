@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.rows import decode_row
 from retryapp.core.topology import TopicRole
-from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_topic
+from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_keys
 from retryapp.pipeline.sources import find_sources, retention_of
 
 
@@ -31,7 +31,7 @@ def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ..
     archived = {life.topic for life in find_sources(admin, group) if life.station != TopicRole.EVENTS.value}
     found = []
     for name, kept_ms in retention_of(admin, archived | {topology.main for topology in handlers}).items():
-        times = [record.timestamp_ms for record in read_topic(admin.connection, name) if record.key == key]
+        times = [arrived_ms for found_key, arrived_ms in read_keys(admin.connection, name) if found_key == key]
         if not times:
             continue
         expires_ms = None if kept_ms is None else max(times) + kept_ms

@@ -18,12 +18,14 @@ from retryapp.cli.main import run as retryapp
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
+from retryapp.pipeline.analysis.outages import by_interval
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
 from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
+from retryapp.pipeline.report.page import to_page
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep, hash_key
@@ -131,6 +133,10 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     ]
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
     assert [check["name"] for check in report["checks"] if check["failures"]] == ["the archive is fresh"]
+    with patch("retryapp.pipeline.report.facts.ATTEMPTS", 1):
+        report = job.collect()
+    assert ([row["attempt"] for row in report["funnel"]], report["in_all"]["funnel"]) == ([1], 2)
+    assert "Later attempts" in to_page(report)
     for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
         report = collect(job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
@@ -307,7 +313,10 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(lake: Lake) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(lake: Lake, is_counted: bool) -> None:
-    """What succeeds beside it is counted later; the report looks at counted time alone."""
+    """What succeeds beside it is counted later; the report looks at counted time alone.
+
+    Causes that have no name there are not called by the error of one of them.
+    """
     job, archive = Analysts(lake), Archive()
     archive.counted(0, 100, ok=90, failed=10)
     for offset in range(10):
@@ -319,6 +328,9 @@ def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(lake: Lake, is
     job.append(archive)
     job.analyse(130)
     assert [row["records"] for row in job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]] == [30] * is_counted
+    with patch("retryapp.pipeline.report.facts.by_interval", lambda rollup, _: by_interval(rollup, [])):
+        found = job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]
+    assert [[cause["template"] for cause in row["causes"]] for row in found] == [["others"]] * is_counted
 
 
 @pytest.mark.extended
@@ -362,6 +374,7 @@ def test_decisions_about_causes(copied: Analysts, command: CommandLine, capsys: 
         return [tuple(row[name] for name in names) for row in said.get("causes", [])]
 
     assert run() == [("exhausted", 1, "open", None, None), (None, 0, "open", None, None)]
+    assert run("--topic", "other") == []
     run("--resolve", "f1", code=ExitCode.ENVIRONMENT)
     (name,) = cause  # as 'retryapp causes' and the pages have it
     assert run("--ignore", name, "--until", "7d", "--by", "ann")[0][2:] == ("ignored", "ann", None)

@@ -51,6 +51,17 @@ def test_the_funnel_has_first_tries_as_its_base(tables: Tables) -> None:
     ]
 
 
+@pytest.mark.timeout(20)
+def test_a_policy_without_an_end_takes_no_hours() -> None:
+    """One record may be tried thousands of times."""
+    way = {"group": "billing", "main": MAIN, "replayed": False, "tier": "10s", "outcome": "retried", "attempts": 1}
+    found = figures.funnel({**way, "attempt": number, "next_attempt": None} for number in range(1, 30_001))
+    assert [(row["attempt"], row["retried"], row["cumulative"]) for row in (found[0], found[-1])] == [
+        (1, 1, 0.0),
+        (30_000, 1, 0.0),
+    ]
+
+
 def test_a_window_has_no_share_of_what_began_before_it(tables: Tables) -> None:
     """What recovers after an outage began before it: 500 % of what began since would be nonsense."""
     later = tables.rollup.where(F.col("bin_ms") > NOON_MS)

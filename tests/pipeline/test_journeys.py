@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 from lives import MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive
-from stories import Stories, Story, story
+from stories import Story, story
 
 from retryapp.pipeline.analysis import checks, figures
 from retryapp.pipeline.analysis.counts import retention
 from retryapp.pipeline.analysis.outages import by_interval
-from retryapp.pipeline.analysis.schemas import JOURNEYS
 
 
 def tried(journey: Any, *names: str) -> list[tuple[Any, ...]]:
@@ -363,10 +362,3 @@ def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dea
     assert summed.first() == (3, 3)
     letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 1}, now_ms=NOON_MS)
     assert letters == [], "no letter of these will be forgotten"
-
-
-def test_journeys_have_their_columns_and_each_is_there_once(stories: Stories) -> None:
-    """Of all these histories."""
-    assert stories.journeys.schema.simpleString() == JOURNEYS.simpleString()
-    names = [row["failure_id"] for row in stories.journeys.select("failure_id").collect()]
-    assert len({*names}) == len(names) > 30

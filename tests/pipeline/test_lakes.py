@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from delta import places_of
@@ -76,11 +78,23 @@ def test_a_lake_whose_first_run_had_no_room_is_made_by_the_next(spark: SparkSess
         open_lake(spark, str(tmp_path))
 
 
-@pytest.mark.parametrize("place", ["nosuch://host/lake", "/proc/lake"])
-def test_a_wrong_place_is_named(spark: SparkSession, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "problem"), [("nosuch://host/lake", ""), ("/proc/lake", ""), (__file__, "Not a directory")]
+)
+def test_a_wrong_place_is_named(spark: SparkSession, place: str, problem: str) -> None:
     """With what a right one looks like."""
-    with pytest.raises(LakeUnusableError, match="s3a:"):
+    with pytest.raises(LakeUnusableError, match=f"{problem}.* s3a:"):
         open_lake(spark, place)
+
+
+def test_a_folder_that_this_user_may_not_read_is_not_taken_for_missing(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table in it would be called gone."""
+    lake.files.create(f"{lake.uri}/gaps/one.json", "{}")
+    monkeypatch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied", "lake/gaps")))
+    with pytest.raises(LakeUnusableError, match="lake/gaps: Permission denied"):
+        open_lake(spark, lake.uri)
 
 
 def test_a_file_is_made_by_one(lake: Lake) -> None:

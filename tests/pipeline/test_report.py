@@ -256,7 +256,7 @@ def test_keys_beyond_those_shown_are_not_denied() -> None:
     (entry,) = [entry for entry in facts()["todo"] if "Keys with" in entry["title"]]
     assert entry["text"].startswith("3 keys have")
     assert entry["command"] == "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
-    many = facts(in_all={"causes": 31, "outages": 2, "offenders": 1_400, "deadly_keys": 784})
+    many = facts(in_all={"causes": 31, "outages": 2, "funnel": 4, "offenders": 1_400, "deadly_keys": 784})
     assert next(e["text"] for e in many["todo"] if "Keys with" in e["title"]).startswith("784 keys have")
 
 

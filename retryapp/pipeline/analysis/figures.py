@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from math import expm1
+from operator import itemgetter
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -47,12 +49,14 @@ def funnel(found: Iterable[Row], *, is_window: bool = False) -> list[Row]:
         row |= {name: count[name] for name in ("succeeded", "retried", "dead", "waiting")}
         row["entered"] = row["succeeded"] + row["retried"] + row["dead"] + count["skipped"] + count["superseded"]
         rows.append(row)
-    for row in rows:
-        handler = [each for each in rows if all(each[name] == row[name] for name in ("group", "main", "replayed"))]
-        began = sum(each["entered"] for each in handler if each["attempt"] == 1)
-        done = sum(each["succeeded"] for each in handler if each["attempt"] <= row["attempt"])
-        row["share"] = _ratio(row["succeeded"], row["entered"])
-        row["cumulative"] = None if is_window else _ratio(done, began)
+    began, done = Counter[Any](), Counter[Any]()  # by handler; in one go: a policy without an end has many attempts
+    for (*handler, attempt), tiers in groupby(rows, itemgetter("group", "main", "replayed", "attempt")):
+        name, same = tuple(handler), list(tiers)
+        began[name] += sum(row["entered"] for row in same) if attempt == 1 else 0
+        done[name] += sum(row["succeeded"] for row in same)
+        for row in same:
+            row["share"] = _ratio(row["succeeded"], row["entered"])
+            row["cumulative"] = None if is_window else _ratio(done[name], began[name])
     return rows
 
 

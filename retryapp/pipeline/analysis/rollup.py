@@ -38,13 +38,14 @@ def bin_of(instant_ms: Column, length_ms: int) -> Column:
 
 def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataFrame:
     """Return what ``schemas.ROLLUP`` has: attempts from journeys, first-try successes from workers' counts."""
-    every = journeys.select("*", F.posexplode_outer("attempts").alias("place", "at"))
-    later = F.slice("attempts", F.col("place") + 2, F.greatest(F.size("attempts"), F.lit(1)))
-    is_last = ~F.exists(later, lambda other: other["fingerprint"].eqNullSafe(F.col("at.fingerprint")))
-    is_last_of_cause = F.col("at.fingerprint").isNotNull() & is_last
+    # before attempts are rows: each would have a copy of all, and a policy without an end has tens of thousands
+    whole = journeys.withColumns({"tried": F.size("attempts"), "backwards": F.reverse("attempts.fingerprint")})
+    places = F.posexplode_outer(F.transform("attempts", _with_last)).alias("place", "at")
+    every = whole.select(*whole.drop("attempts", "backwards").columns, places)
+    is_last_of_cause = F.coalesce("at.is_last", F.lit(False))
     is_cause, is_dead = F.col("at.fingerprint") == F.col("fingerprint"), F.col("fate").isin("dead", "discarded")
     is_final_cause = is_last_of_cause & is_cause
-    is_newest = F.col("place").isNull() | (F.col("place") == F.size("attempts") - 1)
+    is_newest = F.col("place").isNull() | (F.col("place") == F.col("tried") - 1)
     is_waiting = is_newest & (F.col("fate") == "pending")
     at_ms = F.coalesce("at.ended_ms", "ended_ms", "last_timestamp_ms")
     by: dict[str, Column] = {
@@ -79,9 +80,14 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "example": F.max_by(example, F.when(is_last_of_cause, newest)),
     }
     mark = F.xxhash64(*by.values()).alias("mark")  # texts among the sums need a sort, which compares eight bytes first
-    places = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
-    of_journeys = places.agg(*(column.alias(name) for name, column in sums.items()))
+    grouped = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
+    of_journeys = grouped.agg(*(column.alias(name) for name, column in sums.items()))
     return of_journeys.unionByName(_first_tries(progress, length_ms), allowMissingColumns=True)
+
+
+def _with_last(at: Column, place: Column) -> Column:
+    """Add to an attempt whether it is the last that failed of its cause; null where it did not fail."""
+    return at.withField("is_last", F.array_position("backwards", at["fingerprint"]) == F.col("tried") - place)
 
 
 def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:

@@ -14,7 +14,7 @@ from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import of_age
 from retryapp.pipeline.analysis.counts import DAY_MS, is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
-from retryapp.pipeline.analysis.outages import by_interval, of_counted_time, outages
+from retryapp.pipeline.analysis.outages import OTHERS, by_interval, of_counted_time, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.decisions import Decisions, judged
@@ -24,6 +24,7 @@ from retryapp.pipeline.session import beside
 
 FACTS_VERSION: Final = 2
 DRAWN: Final = 5  # causes with a colour of their own
+ATTEMPTS: Final = 100  # that a record may have in the funnel: a policy without an end has thousands
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")
 _MORE: Final = ("discarded", "superseded", "skipped")  # in the headline where there are any
 _BESIDE: Final = ("held", "lost")  # the same; these have not failed
@@ -67,14 +68,15 @@ def collect(
         rollup.unpersist()
     firsts = [row for row in of_counted_time(attempts, result["ledger"], bin_ms=bin_ms) if row["is_first"]]
     bursts = outages(firsts, bin_ms=bin_ms, until_ms=result["analysed_ms"])
-    names = {row["fingerprint"]: row["template"] for row in every}
+    names = {row["fingerprint"]: row["template"] for row in every} | {OTHERS: OTHERS}
     for cause in (cause for row in bursts for cause in row["causes"]):
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
     age = of_age(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
     checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], *map(asdict, age))]
+    funnel = figures.funnel(ways, is_window=since_ms is not None)
     tables = {
-        "funnel": figures.funnel(ways, is_window=since_ms is not None),
+        "funnel": [row for row in funnel if row["attempt"] <= ATTEMPTS],
         "lateness": figures.lateness(lengths),
         "cost": figures.cost(ways, lengths),
         # all rows of these causes, one for each reason: another one says what waits
@@ -84,8 +86,8 @@ def collect(
         "retention": letters,
         "offenders": result["offenders"]["rows"],
         "in_all": {
-            "causes": len(every), "outages": len(bursts), "offenders": result["offenders"]["keys"],
-            "deadly_keys": result["offenders"]["deadly"],
+            "causes": len(every), "outages": len(bursts), "funnel": len(funnel),
+            "offenders": result["offenders"]["keys"], "deadly_keys": result["offenders"]["deadly"],
         },
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}

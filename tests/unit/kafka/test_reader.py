@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
 
 from retryapp.core.errors import TopicMissingError
-from retryapp.kafka import KafkaConnection
+from retryapp.kafka import KafkaConnection, reader
 from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError, UnreadableHeaderError
-from retryapp.kafka.reader import follow_topic
+from retryapp.kafka.reader import follow_topic, read_keys
 
 
 class Message:
@@ -48,6 +49,9 @@ class Client:
 
     def consume(self, _number: int, _timeout_s: float) -> list[Message]:
         return self.portions.pop(0)
+
+    def incremental_unassign(self, places: Any) -> None:
+        self.assigned = []
 
     def close(self) -> None:
         self.closed += 1
@@ -105,3 +109,10 @@ def test_a_header_that_is_not_utf8_ends_it_and_is_named(follow: Any) -> None:
     with pytest.raises(UnreadableHeaderError, match=r"t\[0\]@7"):
         next(follow(client))
     assert client.closed == 1
+
+
+def test_a_key_is_read_beside_a_header_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for a person's records is not stopped by a stranger's."""
+    monkeypatch.setattr(KafkaConnection, "client", lambda *_args, **_options: Client([Message(header="utf-8")]))
+    monkeypatch.setattr(reader, "KafkaAdmin", lambda _: Mock(offsets=lambda *_: {0: range(7, 8)}))
+    assert list(read_keys(KafkaConnection("localhost:1"), "t")) == [(None, 5)]

@@ -74,6 +74,16 @@ def test_counts_of_a_former_life_of_the_main_topic_do_not_count(counted, start):
     assert (fates(made.balance)["done"], made.balance.lost, made.problems) == (9 - start, 0, [])
 
 
+@pytest.mark.timeout(20)
+def test_a_record_that_is_tried_without_an_end_takes_no_minutes(counted, make_cut):
+    """Each of its tries is a trace, six a minute; retry topics keep a week of them."""
+    tries = 100_000
+    told = [Told(Trace(n, Station.RETRY, RETRY, n, 0, n, n), ID, 3) for n in range(1, tries + 1)]
+    row = Told(Trace(tries, Station.ROW, 4, tries, 0, 0, tries), ID, 3)
+    made = counted({}, told=[*told, row], cut=make_cut(floor=[0, tries + 1, tries + 1, tries + 1, 0]))
+    assert (fates(made.balance), made.problems) == ({"received": 10, "done": 9, "pending": 1}, [])
+
+
 def test_copies_on_the_main_topic_are_no_records(topics, way, make_cut):
     """They are counted apart; one that a worker has taken for a record is a stranger, and its range is off."""
     made = PartitionCount(partition=3, topics=topics, topic_id=ID)

@@ -21,8 +21,10 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli import _spark
-from retryapp.cli._analyse import _check_folder, causes
+from retryapp.cli._analyse import _check_folder, _write, causes
+from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
@@ -166,8 +168,17 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
     """A path becomes a URI, with what is strange in it escaped; a URI stays."""
     assert lake_uri("s3a://lake/retries/") == "s3a://lake/retries"
     assert lake_uri(str(tmp_path / "a b")) == f"file://{tmp_path}/a b"
-    with pytest.raises(LakeUnusableError, match="empty"):
-        lake_uri(" ")
+    for wrong, problem in ((" ", "empty"), ("caf\udce9", "not UTF-8")):
+        with pytest.raises(LakeUnusableError, match=problem):
+            lake_uri(wrong)
+
+
+@pytest.mark.parametrize(
+    "words", [("gaps", "--note"), ("causes", "--resolve", "c1-1", "--note"), ("causes", "--resolve", "c1-1", "--by")]
+)
+def test_words_that_are_no_utf8_are_refused(words: tuple[str, ...]) -> None:
+    """Before Spark starts: no file of the lake can have them."""
+    assert run(["pipeline", *words, "caf\udce9"]) == ExitCode.USAGE
 
 
 @pytest.mark.parametrize(
@@ -240,6 +251,13 @@ def test_a_page_that_is_there_may_be_written_anew(tmp_path: Path, monkeypatch: p
         _check_folder(page)
     page.touch()
     _check_folder(page)
+
+
+def test_a_page_for_which_there_is_no_room_is_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder was looked at before the work, and not how much it takes."""
+    monkeypatch.setattr("retryapp.pipeline.report.page.to_page", lambda _: "x")
+    with pytest.raises(EnvironmentFault, match=r"/dev/full cannot be written: No space left"):
+        _write(Path("/dev/full"), {})
 
 
 def test_without_pyspark_the_command_says_what_to_install(
