@@ -44,5 +44,7 @@ def test_a_waiting_copy_is_never_larger_than_was_counted(
 
     row = PendingRow(copy.key, copy.value, copy.headers, 2**47, 2**47, 2**31, 2**31, failure=bytes(17))
     assert sent_size(bytes(IDENTITY_BYTES), encode_row(row), ()) <= counted
+    circuit = "c" * 32
+    assert sent_size(bytes(IDENTITY_BYTES), encode_row(row.in_circuit(circuit)), ()) <= counted + len(circuit)
     assert counted <= len(encode_row(row)) + BESIDE_ROW_BYTES + 2 * len(headers)
     assert counted <= tier + 120 + 10 * len(headers)

@@ -353,7 +353,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
         if (reference := reference_of(run, decision.due_at_ms)) is not None:
             outgoing = without_payload(outgoing)
-        if waiting_size(outgoing) > context.max_bytes:
+        if waiting_size(outgoing) + len(failure.circuit) > context.max_bytes:  # its row names the circuit
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from doubles import DLQ, again, deliver_once, failing, make_context, make_record, the
 
+from retryapp import CircuitBreaker, Unavailable
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.rows import decode_row
 from retryapp.ports import Event, Row
@@ -41,6 +43,20 @@ async def test_a_failure_whose_copy_does_not_fit_is_dead(copy: Outgoing, room: i
     assert (metadata.origin.offset, out.key, len(metadata.history)) == (42, b"k", 1)
     dead = turn.observations[-1]
     assert (dead.event, dead.reason, dead.due_at_ms) == (Event.DEAD, "too-large", None)
+
+
+@pytest.mark.parametrize(("room", "fits"), [(6, True), (5, False)])
+async def test_a_row_that_names_a_circuit_fits_as_well(room: int, fits: bool) -> None:
+    """Else the changelog refuses it, and its partition waits for somebody who raises a limit by a few bytes."""
+
+    async def down(_value: bytes) -> None:
+        raise Unavailable("ledger", "no answer")
+
+    options: dict[str, Any] = {"circuits": {"ledger": CircuitBreaker()}}
+    record = make_record(b"x" * 5_000)
+    whole = the(await deliver_once(make_context(down, **options), record))[0]
+    turn = await deliver_once(make_context(down, max_bytes=waiting_size(whole) + room, **options), record)
+    assert (the(turn)[1].reason is None) is fits
 
 
 async def test_a_row_fits_wherever_its_copy_does(copy: Outgoing, clock: VirtualClock) -> None:
