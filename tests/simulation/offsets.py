@@ -85,7 +85,8 @@ class Offsets:
                 continue
             passed = other[1] < self.reached(other[0], other[1] // SPAN)
             waits = is_row and other == origin
-            settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and not is_row)
+            by_offset = not is_row or (story.held and story.again > 0)  # as above, the call does not say which
+            settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and by_offset)
             named = is_row and any(first <= (due_ms, other[1] % SPAN) < end for due_ms in story.rows)
             durable = settled or waits or named or self._waits_for_the_offset(other)
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")

@@ -58,6 +58,8 @@ FOUND = {
     "The judge looked for its story before it had taken that name.",
     18088401: "A letter's mark may be taken back that the broker has acknowledged, as it stops. "
     "The judge asked for it, although the lane had heard of nothing since.",
+    20159953: "The offset passes a record that comes again and was held before. "
+    "The judge took its run for one of the held row, which it looked for in vain beside the next suspect.",
     20088734: "The newest record of a key may be cancelled when an older one comes again, its offset set back. "
     "The judge took the older one for replaced.",
     22914702: "A deadline counts none of the last ten pauses. "
