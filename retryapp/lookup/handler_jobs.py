@@ -21,7 +21,7 @@ from retryapp.lookup.previews import Preview, preview
 
 
 def check_reason(why: object, by: object) -> None:
-    """Raise `InvalidSettingError` for what is no reason, or nobody's name, for the audit."""
+    """Raise `InvalidSettingError` unless the audit can take the reason and the name of who asks."""
     expected = f"a text of 1 to {MAX_WORDS} characters: the reason, for the audit"
     check_kind("why", why, str, expected)
     if not str(why).strip() or len(str(why)) > MAX_WORDS:

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import islice, takewhile
 from typing import Final
 
 from retryapp.core.classify import DeadReason
@@ -456,9 +455,8 @@ class Sequences:
         line = self._lines.setdefault(name, Line())
         first = int(line.running and not line.first and bool(line.rows))
         if identity not in line.rows:  # else its sequence has stopped for it
-            place = self._position(identity)
-            before = takewhile(lambda row: self._position(row) < place, islice(line.rows, first, None))
-            line.rows.insert(first + sum(1 for _ in before), identity)
+            at = bisect_left(line.rows, self._position(identity), first, key=self._position)
+            line.rows.insert(at, identity)
             self._caps.parked.add(name)
         line.failed = line.failed and line.rows[0] != identity
         self._unwritten[identity] = name

@@ -398,7 +398,7 @@ async def test_a_field_that_is_wrong_is_named(worker: FakeWorker) -> None:
 async def test_a_wrong_time_is_said_in_words_that_can_be_sent(
     worker: FakeWorker, sent: dict[str, str], message: str
 ) -> None:
-    """Also the one that a form lacks whose button was pressed too early: it was due_at_ms, which nobody may send."""
+    """The answer named due_at_ms, which nobody may send; also where a form was sent without a time."""
     async with opened(worker, LOCAL) as site:
         body = (await site.post({**sent, "failure_id": NAME}))[1]
     assert json.loads(body)["error"]["message"] == message

@@ -228,14 +228,14 @@ async def test_a_worker_of_another_group_is_no_neighbour() -> None:
         assert (await facts(peer, peers.PART))["handlers"], "who says no group is an earlier version"
 
 
+async def without_handlers(_request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(0.05)
+    return web.json_response({"handlers": {}})
+
+
 async def test_a_worker_is_asked_once_for_many_readers() -> None:
     """At the same time, and for a while after."""
-
-    async def reply(_request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.05)
-        return web.json_response({"handlers": {}})
-
-    async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
+    async with answering(without_handlers) as (peer, asked), serving(owner(peer)) as url:
         await asyncio.gather(*(facts(url) for _ in range(10)))
         for path in ("/retries/", "/retries/flights/", "/retries/"):
             await facts(url, path)
@@ -246,11 +246,7 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
 async def test_a_worker_is_asked_again_once_the_clock_is_put_right() -> None:
     """The broker's time may set it back by hours: old numbers passed for new ones until it was as late again."""
     now_ms = NOW_MS
-
-    async def reply(_request: web.Request) -> web.StreamResponse:
-        return web.json_response({"handlers": {}})
-
-    async with answering(reply) as (peer, asked):
+    async with answering(without_handlers) as (peer, asked):
         neighbours, theirs = peers.Peers(lambda: now_ms), [partition(1, state="elsewhere", owner_url=peer)]
         await neighbours.ask(MAIN, theirs)
         now_ms -= 3_600_000

@@ -349,7 +349,7 @@ async def test_a_circuit_that_records_wait_for_does_not_close_when_its_process_h
 
 
 async def test_one_that_was_let_go_at_another_worker_probes_when_its_partition_is_back() -> None:
-    """Here it was forced open last, and nothing durable says so any more: it would hold everything back for ever."""
+    """This worker still has it forced open. Without its release here, it would hold all records back for ever."""
     async with partition(Service()) as orders:
         orders.engine.context.pace.force("to see")
         await reopen(orders)

@@ -247,7 +247,7 @@ async def test_a_fault_of_ours_with_records_ends_the_fetch_loop(
 async def test_a_refused_fetch_leaves_the_client_able_to_count_as_idle(
     runtime: Any, client: Any, stopped_thread: RetryConsumerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own count stays up after an error: a main loop that hangs would keep its partitions for good. It is told."""
+    """Else a main loop that hangs would keep its partitions for good. The refusal is noted, too."""
     subscription = SubscriptionState()
     monkeypatch.setattr(type(client), "_subscription", subscription)
     monkeypatch.setattr(stopped_thread, "_consumer", client)

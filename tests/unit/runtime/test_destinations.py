@@ -46,7 +46,7 @@ async def test_a_partition_that_takes_no_records_is_seen(
 
 
 async def test_a_client_that_no_broker_answers_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the controller that it has heard of, and asks nobody whether there is another one."""
+    """The old client waits for a controller that may be dead, and does not ask for the new one."""
     admin = create_autospec(KafkaAdmin, instance=True)
     admin.describe.side_effect = [
         BrokerUnreachableError("nowhere:9092", "timed out"),

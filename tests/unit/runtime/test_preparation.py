@@ -107,7 +107,7 @@ async def test_a_version_that_would_strand_records_is_refused(runtime: Runtime, 
 
 
 async def test_dead_letters_that_wait_are_stranded_by_a_version_too(cluster: _Cluster, tmp_path: Path) -> None:
-    """The topic that their handler reads is renamed as well; nobody looked for them."""
+    """`version=` renames the topic that their handler reads; its old name was not looked at."""
     app = faust.App("app", version=2, broker="kafka://127.0.0.1:1", store="memory://", datadir=str(tmp_path))
     retries = Retries(app)
     retries.handler("orders", policy="1s")(lambda _value: None)
