@@ -16,7 +16,7 @@ class Batch:
     """Have a handler take lists of records of one partition.
 
     Args:
-        size: how many at most, from 1 to `MAX_SIZE`.
+        size: how many at most, from 1 to 10,000.
         wait: how long the first one waits for others.
 
     Raises:

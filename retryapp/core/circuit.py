@@ -129,12 +129,17 @@ class CircuitBreaker:
     failure_ratio: float
     """Share of different records that must fail: over 0, up to 1."""
     sampling_ms: int
+    """How far back is counted."""
     minimum_calls: int
     """Different records in `sampling`, for each partition, before anything is judged."""
     break_for_ms: int
+    """The first break; twice, four and eight times as long when it opens again and again."""
     max_open_ms: int
+    """How long failures spend no attempt."""
     probes: int
+    """Records that try at a time."""
     ramp_ms: int
+    """How long it takes to be back to full speed."""
     rate_limit: RateLimit | None
     """Of what comes back, for the whole group, also while it is closed; None: no limit."""
     max_concurrent: int | None

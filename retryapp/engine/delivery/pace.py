@@ -391,6 +391,8 @@ class Pace:
 
         That is while the handler's own circuit, or one of these names, was not closed, or the handler was paused.
         """
+        if not (self.gates or self.pauses):
+            return 0
         counted_ms, names = self._now_ms(), dict.fromkeys(("", *circuits))
         spells = [
             spell for name in names if name in self.gates for spell in self.gates[name].circuit.spells(counted_ms)

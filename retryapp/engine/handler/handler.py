@@ -80,7 +80,8 @@ class Delivery(Publishing):
     failure_id: str
     """`group/topic@id/partition/offset` of the first delivery; the same at every attempt. See `idempotency_key`."""
     attempt: int
-    """Number of this delivery; the first is 1."""
+    """Number of the attempt, counting what the policy counts; the first is 1. The same again after a delivery that
+    spends none, and 1 anew after a replay."""
     number: int = 1
     """Number of this delivery of the record: it rises with each, whatever that spends, and never starts again."""
     fence: int = 0
