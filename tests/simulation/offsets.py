@@ -79,6 +79,7 @@ class Offsets:
         end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
         place = (due_at_ms or 0, origin[1] % SPAN) if is_row else (origin[1] % SPAN,)
         must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
+        ordered = self.again.orders.get(opening.worker, "none") != "none"
         for other, story in self._stories.items():
             began_ms = story.began_ms.get((opening, is_row), inf)
             if other[0] != origin[0] or began_ms == inf or (not is_row and first <= (other[1] % SPAN,) < end):
@@ -88,16 +89,21 @@ class Offsets:
             by_offset = not is_row or (story.held and story.again > 0)  # as above, the call does not say which
             settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and by_offset)
             named = is_row and any(first <= (due_ms, other[1] % SPAN) < end for due_ms in story.rows)
-            durable = settled or waits or named or self._waits_for_the_offset(other)
+            durable = settled or waits or named or self._waits_for_the_offset(other, ordered=ordered)
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
-    def _waits_for_the_offset(self, origin: Origin) -> bool:
-        """Tell whether a record is a duplicate, or behind one that could not be read: those wait for it."""
+    def _waits_for_the_offset(self, origin: Origin, *, ordered: bool) -> bool:
+        """Tell whether a record is a duplicate, or behind one that could not be read: those wait for it.
+
+        In an order so does what is behind a duplicate: it may be the successor of that.
+        """
         partition, offset = origin
         reached = self.reached(partition, offset // SPAN)
         if any(at[0] == partition and reached <= at[1] <= offset for at in self.strays):
             return True
-        return self._stories[origin].first is not None
+        before = range(reached, offset + 1) if ordered else (offset,)
+        stories = (self._stories.get((partition, at)) for at in before)
+        return any(story is not None and story.first is not None for story in stories)
 
 
 def _place(text: str) -> tuple[int, ...]:
