@@ -70,6 +70,8 @@ class Latest(Sequences):
             run = line.waiting.popleft()
             by = line.waiting[-1].record.offset if line.waiting else origin_offset(line.rows[0])
             self._settle(run, self._told(settling(run.record), run.origin, by))
+        if line and line.older and not (line.rows or line.waiting or self._is_busy(name, line)):
+            line.rows.append(line.older.pop())  # a command has taken the newer one away: nothing replaces this
         if line and line.waiting and not self._is_busy(name, line):
             line.older += line.rows
             line.rows.clear()

@@ -215,6 +215,19 @@ async def test_a_record_before_a_row_of_its_key_is_superseded_by_it() -> None:
         assert (gate.done, superseded(orders)) == ([b"2"], [(0, 1, 0, 0)])
 
 
+async def test_what_waits_goes_on_where_a_command_takes_the_newer_one_away() -> None:
+    """Nothing replaces it any more; it has no row to wait for, either."""
+    async with serving(Gate(), "1m", b"1", b"2", key=b"a", concurrency=9) as (orders, gate):
+        for value in (b"1", b"2"):
+            await gate.end(orders, value, BankDownError())
+    post(orders, about("away", Verb.CANCEL, 1))
+    orders.transport.offsets[MAIN], gate = 0, Gate()
+    gate.let_all()
+    async with MemoryPartition(gate, "1m", transport=orders.transport, **LATEST) as orders:
+        await orders.to_rest()
+        assert (gate.done, len(orders.dead_letters), superseded(orders)) == ([b"1"], 1, [])
+
+
 async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -> None:
     """Else its outcome could not remove that. It waits in memory; a topic that refuses the row holds both back."""
     async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
