@@ -119,8 +119,13 @@ class Workers:
         own, silent = index["url"] or url, index["silent"]
         todo = [each for each in index["todo"] if self._only in (None, each["main"])]
         notes = [f"{own}: {index['broker_silence']}"] if index.get("broker_silence") else []
-        if silent:
-            notes.append(f"no answer from {', '.join(silent)}: their last numbers are shown, or are left out")
+        refusing = [each for each in index.get("refusing", ()) if each in silent]
+        for what, some in (
+            ("no answer from {}", [each for each in silent if each not in refusing]),
+            ("{} refused to answer: set one RETRYAPP_PEER_SECRET for all workers, whose clocks agree", refusing),
+        ):
+            if some:
+                notes.append(f"{what.format(', '.join(some))}: their last numbers are shown, or are left out")
         if self._only is not None and not figures:
             notes.append(f"no handler of {self._only}")
         return Group(
