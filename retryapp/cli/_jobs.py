@@ -19,6 +19,7 @@ from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
+from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
@@ -27,10 +28,15 @@ from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
 from retryapp.lookup.payloads import printable
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
+from retryapp.lookup.records import may_be_cut
 from retryapp.runtime.machine.clock import SystemClock
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
+_CUT: Final = (
+    f"--error: lists on pages cut types to {MAX_TYPE_BYTES} bytes, and this one is as long. If nothing fits, give the "
+    "whole type, as 'retryapp dead list' has it, or --cause"
+)
 
 
 def _cause(text: str) -> str:
@@ -50,6 +56,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             wanted = LetterFilter(**fields) if given else None
         except ValidationError as error:
             raise click.UsageError(problem_text(error)) from error
+        if wanted is not None and may_be_cut(wanted.error_type):
+            click.echo(_CUT, err=True)
         return command(wanted=wanted, **values)
 
     return decorated(

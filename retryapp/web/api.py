@@ -63,7 +63,7 @@ Error: Final[Model] = _model(
 )
 _Page = _model(
     "Page",
-    "What all pages have: how long no broker has answered, which workers refuse this one, and what your role does not see.",
+    "What all pages have: how long no broker has answered, which workers refuse this one, what your role does not see.",
     broker_silence=_Text,
     refusing=list[str],
     hidden=(list[str], []),
