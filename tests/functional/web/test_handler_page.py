@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
+import pytest
 from functional.web.server import Site
 from functional.web.worker import BASE, NOW_MS, FakeWorker
 from samples import partition
 
+from retryapp.core.errors import RetryAppError
 from retryapp.ports import CircuitInfo
 
 
@@ -60,6 +63,20 @@ async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
         "hour": {"count": 60, "more": False},
         "day": {"count": 61, "more": False},
     }
+
+
+async def test_a_count_that_failed_is_unknown_on_a_page_that_is_shown(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane closed its table while it was read: the whole page was a 503, for the 5 s that a count is kept."""
+    monkeypatch.setattr(worker, "due_times", Mock(side_effect=RetryAppError("the table is closed")))
+    handler = await site.facts(f"{BASE}/")
+    assert handler["due"]["overdue"] == {"count": None, "more": False}
+    assert handler["due_left_out"] == [each["partition"] for each in handler["everywhere"]]
+    page = await site.page(f"{BASE}/")
+    for said in ("<b>unknown</b><span>overdue</span>", "is not in these numbers", ">135</a>"):
+        assert said in page
+    assert (await site.facts(f"/retries/part/{BASE.rpartition('/')[2]}/due"))["partitions"] == []
 
 
 async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:
