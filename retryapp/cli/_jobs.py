@@ -245,11 +245,20 @@ def late_text(found: JobProgress) -> str:
     return f"{counted(count, 'partition')} {'has' if count == 1 else 'have'} not begun" if count else ""
 
 
+def state_text(found: JobProgress) -> str:
+    """Return the state of a job in a few words, with what it waits for."""
+    held = "deliveries are paused" if found.pauses else ""
+    return ", ".join(filter(None, (found.whole.state if found.parts else "waits", late_text(found), held)))
+
+
 def job_text(job: str, found: JobProgress) -> str:
     whole = found.whole
-    lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
+    lines = [f"job {job}: {whole.verb}, {whole.state if found.parts else 'waits'}; {whole.text}"]
     if late := late_text(found):
         lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
+    for text in dict.fromkeys(found.pauses.values()):
+        numbers = ", ".join(str(number) for number, each in found.pauses.items() if each == text)
+        lines.append(f"deliveries are {text} (partitions: {numbers}): what it replays there waits for 'handler resume'")
     stay = passed(whole)
     counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
     if whole.refused:

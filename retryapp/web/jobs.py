@@ -121,7 +121,10 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
         answers.check_broker()
         mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
     if mine is None:
-        hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
+        hint = (
+            "A handler remembers those that go on and the last 5 that are over; the events topic has all. "
+            "'retryapp job list' has those that wait for a worker on all partitions, too"
+        )
         raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)
     return mine, silent, paused
 

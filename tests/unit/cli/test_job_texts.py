@@ -64,15 +64,23 @@ def test_letters_that_a_preview_says_stay_so_are_no_refusals(
     assert "; 2 are crashed and refused; 7 are replayed and stay so" in _jobs._preview_text(Verb.REPLAY, found)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [(["list"], "no jobs; one that still waits for a worker"), (["show", "aa"], "no worker has taken it yet")],
-)
-def test_a_job_that_waits_for_a_worker_is_not_said_to_be_none(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
-) -> None:
-    """It was begun, and its partitions learn of it when a worker has them."""
-    assert told in shown(monkeypatch, [None], *words).output
+def test_a_job_that_waits_for_a_worker_is_not_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was begun, and its partitions learn of it when a worker has them; a replay waits for deliveries, too."""
+    assert "no worker has taken it yet" in shown(monkeypatch, [None], "show", "aa").output, "or it is unknown"
+    start = Part(job="aa", verb="replay", by="ann", why="ledger is back")
+    waits = JobProgress({}, [0, 1], start, {1: "paused by bob: lunch"})
+    listed = shown(monkeypatch, [waits], "list").output
+    for said in ("waits, 2 partitions have not begun, deliveries are paused", "ann", "ledger is back"):
+        assert said in " ".join(listed.split())
+    text = shown(monkeypatch, [waits], "show", "aa").output
+    for said in (
+        "job aa: replay, waits; 0 done",
+        "2 partitions have not begun, as no worker has taken it there yet: 0, 1",
+        "deliveries are paused by bob: lunch (partitions: 1): what it replays there waits for 'handler resume'",
+    ):
+        assert said in text
+    ended = JobProgress({0: start.model_copy(update={"state": PartState.ENDED})})
+    assert shown(monkeypatch, [waits, ended], "show", "aa", "--watch").return_value == ExitCode.FINE
 
 
 def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
