@@ -52,6 +52,7 @@ class Group:
 
     group: str
     now_ms: int
+    """By the clock of the worker whose pages these are, as all its times: the operator's may be minutes off."""
     workers: Sequence[str] = ()
     """Addresses of those whose numbers these are."""
     handlers: Sequence[Mapping[str, Any]] = ()
@@ -131,7 +132,7 @@ class Workers:
             notes.append(f"no handler of {self._only}")
         return Group(
             group=index["group"] or "?",
-            now_ms=now_ms,
+            now_ms=index.get("now_ms", now_ms),
             workers=sorted({own, *index["workers"]} - {*silent}),
             handlers=figures,
             lanes=lanes,

@@ -63,7 +63,9 @@ Error: Final[Model] = _model(
 )
 _Page = _model(
     "Page",
-    "What all pages have: how long no broker has answered, which workers refuse this one, what your role does not see.",
+    "What all pages have: the worker's time, how long no broker has answered, which workers refuse this one, and which "
+    "facts your role does not see.",
+    now_ms=int,
     broker_silence=_Text,
     refusing=list[str],
     hidden=(list[str], []),

@@ -126,9 +126,9 @@ class Peers:
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)
-        known = {*self._asking}.union(*self._owners.values())
-        self.refusing &= known
-        for gone in self._answers.keys() - known:
+        owners = {*self._asking}.union(*self._owners.values())
+        self.refusing &= owners
+        for gone in self._answers.keys() - owners:
             del self._answers[gone]
         return {url: self._answers[url] for url in urls if url in self._answers}
 
