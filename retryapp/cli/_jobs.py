@@ -206,7 +206,8 @@ def watch(
                 time.sleep(_LOOK_S)
         except (KeyboardInterrupt, BrokerUnreachableError):
             stderr_console.print(
-                f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
+                f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}",
+                markup=False,
             )
             raise
     whole = found.whole
@@ -267,7 +268,7 @@ def job_text(job: str, found: JobProgress) -> str:
     lines += [
         f"{part.state} on partition {number}: {part.paused}" for number, part in found.parts.items() if part.paused
     ]
-    if whole.state is PartState.PAUSED:
+    if any(part.state is PartState.PAUSED for part in found.parts.values()):
         lines += [_end_text("resume", job), _end_text("cancel", job)]
     return "\n".join(lines)
 

@@ -97,8 +97,8 @@ async def _progress(
             known = await _readings.take(read)
         except RetryAppError:  # no broker answers, or others read
             return mine, job_facts(job, mine) | {"not_begun": None}
-        parts, not_begun = known.get(job, found)
-        found = JobProgress({**parts, **mine}, [number for number in not_begun if number not in mine])
+        there = known.get(job, found)
+        found = JobProgress({**there.parts, **mine}, [number for number in there.not_begun if number not in mine])
     return found.parts, found.facts(job)
 
 

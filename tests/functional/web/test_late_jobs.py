@@ -34,6 +34,15 @@ async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
         assert ('data-live="30"' in body, "data-live" in body) == (state == "running",) * 2
 
 
+async def test_a_job_that_no_worker_has_taken_is_not_said_to_be_none(worker: FakeWorker) -> None:
+    """Workers do not know it; the command line reads it from the topics."""
+    worker.remembered = {}
+    async with opened(worker) as site:
+        assert "<code>retryapp job list</code> also has those that wait" in await site.page(f"{BASE}/jobs")
+        error = json.loads(await site.page(f"{BASE}/jobs/3f9ca81b02?format=json"))["error"]
+        assert (error["code"], "'retryapp job list' has those that wait" in error["hint"]) == ("no-such-job", True)
+
+
 @pytest.mark.parametrize(
     "problem", [BrokerUnreachableError("kafka:9092", "it is away"), PageError(503, "busy", "", "")]
 )

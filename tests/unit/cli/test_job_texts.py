@@ -37,8 +37,12 @@ def shown(monkeypatch: pytest.MonkeyPatch, looks: list[JobProgress | None], *wor
 
 
 def test_what_is_suggested_can_be_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the app or the group, as the command was told them; without them it is refused."""
+    """It names the app or the group, as the command was told them; without them it is refused.
+
+    A part that has paused itself is resumed, also while others go on.
+    """
     parts = {0: Part(job="aa", verb="replay", state=PartState.PAUSED, paused="paused by ann", refused={"replayed": 1})}
+    parts[1] = Part(job="aa", verb="replay")
     output = shown(monkeypatch, [JobProgress(parts)], "show", "aa").output
     place = "--broker 127.0.0.1:1 --group 'my shop' --topic orders"
     for command in ("refused {} aa", "resume {} aa --why TEXT", "cancel {} aa --why TEXT"):
@@ -134,8 +138,8 @@ def test_what_ends_the_watching_does_not_end_the_job(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
     monkeypatch.setattr(_jobs, "progress_of", progress_of)
-    ended = CliRunner().invoke(job.command, ["show", *PLACE, "aa", "--watch"])
-    assert "job aa goes on: retryapp job show" in ended.stderr
+    ended = CliRunner().invoke(job.command, ["show", *PLACE, "--group", "[red]shop", "aa", "--watch"])
+    assert "job aa goes on: retryapp job show --broker 127.0.0.1:1 --group '[red]shop' --topic orders" in ended.stderr
 
 
 def test_refusals_that_retention_has_deleted_are_not_none(monkeypatch: pytest.MonkeyPatch) -> None:
