@@ -68,7 +68,10 @@ async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
 async def test_a_count_that_failed_is_unknown_on_a_page_that_is_shown(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lane closed its table while it was read: the whole page was a 503, for the 5 s that a count is kept."""
+    """A lane closed its table while it was read: the whole page was a 503, for the 5 s that a count is kept.
+
+    So was that of the partitions, and other workers' pages said that this one gives no answer.
+    """
     monkeypatch.setattr(worker, "due_times", Mock(side_effect=RetryAppError("the table is closed")))
     handler = await site.facts(f"{BASE}/")
     assert handler["due"]["overdue"] == {"count": None, "more": False}
@@ -77,6 +80,8 @@ async def test_a_count_that_failed_is_unknown_on_a_page_that_is_shown(
     for said in ("<b>unknown</b><span>overdue</span>", "is not in these numbers", ">135</a>"):
         assert said in page
     assert (await site.facts(f"/retries/part/{BASE.rpartition('/')[2]}/due"))["partitions"] == []
+    lanes = (await site.facts(f"{BASE}/partitions"))["partitions"]
+    assert [(each["due"], each["main_lag"]) for each in lanes[:2]] == [(None, 12), (None, 0)]
 
 
 async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:
