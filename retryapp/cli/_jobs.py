@@ -19,6 +19,7 @@ from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
+from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
@@ -27,10 +28,15 @@ from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
 from retryapp.lookup.payloads import printable
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
+from retryapp.lookup.records import may_be_cut
 from retryapp.runtime.machine.clock import SystemClock
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
+_CUT: Final = (
+    f"--error: lists on pages cut types to {MAX_TYPE_BYTES} bytes, and this one is as long. If nothing fits, give the "
+    "whole type, as 'retryapp dead list' has it, or --cause"
+)
 
 
 def _cause(text: str) -> str:
@@ -50,6 +56,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             wanted = LetterFilter(**fields) if given else None
         except ValidationError as error:
             raise click.UsageError(problem_text(error)) from error
+        if wanted is not None and may_be_cut(wanted.error_type):
+            click.echo(_CUT, err=True)
         return command(wanted=wanted, **values)
 
     return decorated(
@@ -198,7 +206,8 @@ def watch(
                 time.sleep(_LOOK_S)
         except (KeyboardInterrupt, BrokerUnreachableError):
             stderr_console.print(
-                f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
+                f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}",
+                markup=False,
             )
             raise
     whole = found.whole
@@ -237,11 +246,20 @@ def late_text(found: JobProgress) -> str:
     return f"{counted(count, 'partition')} {'has' if count == 1 else 'have'} not begun" if count else ""
 
 
+def state_text(found: JobProgress) -> str:
+    """Return the state of a job in a few words, with what it waits for."""
+    held = "deliveries are paused" if found.pauses else ""
+    return ", ".join(filter(None, (found.whole.state if found.parts else "waits", late_text(found), held)))
+
+
 def job_text(job: str, found: JobProgress) -> str:
     whole = found.whole
-    lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
+    lines = [f"job {job}: {whole.verb}, {whole.state if found.parts else 'waits'}; {whole.text}"]
     if late := late_text(found):
         lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
+    for text in dict.fromkeys(found.pauses.values()):
+        numbers = ", ".join(str(number) for number, each in found.pauses.items() if each == text)
+        lines.append(f"deliveries are {text} (partitions: {numbers}): what it replays there waits for 'handler resume'")
     stay = passed(whole)
     counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
     if whole.refused:
@@ -250,7 +268,7 @@ def job_text(job: str, found: JobProgress) -> str:
     lines += [
         f"{part.state} on partition {number}: {part.paused}" for number, part in found.parts.items() if part.paused
     ]
-    if whole.state is PartState.PAUSED:
+    if any(part.state is PartState.PAUSED for part in found.parts.values()):
         lines += [_end_text("resume", job), _end_text("cancel", job)]
     return "\n".join(lines)
 

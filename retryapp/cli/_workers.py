@@ -20,6 +20,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from retryapp.core.text import counted
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 from retryapp.ports import PAGES_PREFIX
@@ -30,7 +31,7 @@ CONNECT_S: Final = 1.0
 
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error",
                 "last_error_ms", "partition", "circuit", "circuits", "paused")  # fmt: skip
-_FIGURES: Final = ("pending", "next_due_ms", "dead", "as_of_ms", "unknown_partitions", "rates")
+_FIGURES: Final = ("pending", "next_due_ms", "dead", "as_of_ms", "unknown_partitions", "left_out", "rates")
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OSError)
 """What an address raises that does not answer, or is not of a worker."""
 
@@ -51,11 +52,12 @@ class Group:
 
     group: str
     now_ms: int
+    """By the clock of the worker whose pages these are, as all its times: the operator's may be minutes off."""
     workers: Sequence[str] = ()
     """Addresses of those whose numbers these are."""
     handlers: Sequence[Mapping[str, Any]] = ()
     """Facts of each handler over all workers, as the overview has them: main, pending, next_due_ms, dead, as_of_ms,
-    unknown_partitions and rates."""
+    unknown_partitions, left_out and rates."""
     lanes: Sequence[Mapping[str, Any]] = ()
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
     todo: Sequence[str] = ()
@@ -119,13 +121,18 @@ class Workers:
         own, silent = index["url"] or url, index["silent"]
         todo = [each for each in index["todo"] if self._only in (None, each["main"])]
         notes = [f"{own}: {index['broker_silence']}"] if index.get("broker_silence") else []
-        if silent:
-            notes.append(f"no answer from {', '.join(silent)}: their last numbers are shown, or are left out")
+        refusing = [each for each in index.get("refusing", ()) if each in silent]
+        for what, some in (
+            ("no answer from {}", [each for each in silent if each not in refusing]),
+            ("{} refused to answer: set one RETRYAPP_PEER_SECRET for all workers, whose clocks agree", refusing),
+        ):
+            if some:
+                notes.append(f"{what.format(', '.join(some))}: their last numbers are shown, or are left out")
         if self._only is not None and not figures:
             notes.append(f"no handler of {self._only}")
         return Group(
             group=index["group"] or "?",
-            now_ms=now_ms,
+            now_ms=index.get("now_ms", now_ms),
             workers=sorted({own, *index["workers"]} - {*silent}),
             handlers=figures,
             lanes=lanes,
@@ -220,7 +227,8 @@ def _limits_text(figures: Mapping[str, Any], now_ms: int) -> str:
     """Return how old the numbers of waiting and dead records are, and what they leave out."""
     as_of_ms, count = figures["as_of_ms"], len(figures["unknown_partitions"])
     age = [] if as_of_ms is None else [f"last known {length_text(max(0, now_ms - as_of_ms))} ago"]
-    return "; ".join([*age, f"without {count} partition{'s' * (count > 1)}, not known now"] if count else age)
+    only_dead = "dead " * ((figures.get("left_out") or {}).get("pending") == [])
+    return "; ".join([*age, f"{only_dead}without {counted(count, 'partition')}, not known now"] if count else age)
 
 
 def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:

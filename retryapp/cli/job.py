@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, job_text, late_text, only_handler, unknown_job, watch
+from retryapp.cli._jobs import answers, job_text, only_handler, state_text, unknown_job, watch
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._steer import audit_options
@@ -41,15 +41,14 @@ def command() -> None:
 @json_option
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
-    """List jobs that have not ended, and the last ones that have."""
+    """List jobs that have not ended, also those that wait for a worker, and the last ones that have."""
     jobs = progress_of(*only_handler(place), SystemClock().wall_ms())
     rows = []
     for job, found in jobs.items():
-        each, state = found.whole, f"{found.whole.state}, {late_text(found)}".removesuffix(", ")
+        each = found.whole
         count = each.refused.total() - passed(each)
-        rows.append([job, each.verb, state, str(each.done), str(count), each.by, each.why])
-    text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
-    text = text if rows else "no jobs; one that still waits for a worker is not listed"
+        rows.append([job, each.verb, state_text(found), str(each.done), str(count), each.by, each.why])
+    text = table(["job", "", "state", "done", "refused", "by", "why"], rows) if rows else "no jobs"
     emit({"jobs": [found.facts(job) for job, found in jobs.items()]}, text, as_json=as_json)
     return ExitCode.FINE
 

@@ -95,9 +95,11 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE
     except click.ClickException as error:
         where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
-        emit_error(
-            type(error).__name__, error.format_message().removesuffix(".") + where, ExitCode.USAGE, as_json=as_json
-        )
+        message = error.format_message().removesuffix(".") + where
+        if isinstance(error, click.NoSuchOption) and error.option_name == "--traceback" and error.ctx:
+            path = error.ctx.command_path.removeprefix("retryapp ")
+            message = f"--traceback comes before the command: 'retryapp --traceback {path} ...'"
+        emit_error(type(error).__name__, message, ExitCode.USAGE, as_json=as_json)
         return ExitCode.USAGE
     except RetryAppError as error:
         _show_traceback(words)

@@ -45,8 +45,8 @@ class Known(NamedTuple):
 
     Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
     """
-    starts: dict[str, dict[int, int]]
-    """When starts of jobs were sent that no worker has obeyed and nobody has cancelled, by job and partition.
+    starts: dict[str, dict[int, QueuedStart]]
+    """Starts of jobs that no worker has obeyed and nobody has cancelled, by job and partition.
 
     Without them a job that has ended on all others would look as if it were over.
     """
@@ -60,18 +60,26 @@ class Queued(NamedTuple):
     """By the broker's time."""
 
 
+class QueuedStart(NamedTuple):
+    """The start of a job that waits for a worker of its partition."""
+
+    command: JobCommand
+    sent_ms: int
+    """By the broker's time."""
+
+
 def remembered_and_queued(connection: KafkaConnection, topology: HandlerTopology) -> Known:
     """Return the same, and the commands about the handler and starts of jobs that no worker has obeyed yet."""
     progress = _progress(connection, topology)
     steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
-    queued, starts = dict[int, list[Queued]](), dict[str, dict[int, int]]()
+    queued, starts = dict[int, list[Queued]](), dict[str, dict[int, QueuedStart]]()
     for record in _not_obeyed(connection, topology, progress, steerings):
         with suppress(DamagedCommandError):  # a worker refuses it
             command = decode_command(record.value)
             if isinstance(command, HandlerCommand):
                 queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
             elif isinstance(command, JobCommand) and command.verb is JobVerb.START:
-                starts.setdefault(command.job, {})[record.partition] = record.timestamp_ms
+                starts.setdefault(command.job, {})[record.partition] = QueuedStart(command, record.timestamp_ms)
             elif isinstance(command, JobCommand) and command.verb is JobVerb.CANCEL:
                 starts.get(command.job, {}).pop(record.partition, None)
     return Known(steerings, dict(sorted(queued.items())), starts)

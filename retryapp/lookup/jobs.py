@@ -30,7 +30,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
-from retryapp.kafka.remembered import remembered, remembered_and_queued
+from retryapp.kafka.remembered import QueuedStart, remembered, remembered_and_queued
 from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
 from retryapp.lookup.reading import Reading
@@ -161,25 +161,35 @@ class JobProgress(NamedTuple):
     """Those that have begun, by partition."""
     not_begun: Sequence[int] = ()
     """Partitions on which it still waits for a worker."""
+    start: Part | None = None
+    """As it was begun; needed where it waits on all partitions."""
+    pauses: Mapping[int, str] = {}
+    """By partition who has paused deliveries, where what it replays waits for that."""
+
+    @property
+    def _known(self) -> Mapping[int, Part]:
+        return self.parts or ({} if self.start is None else dict.fromkeys(self.not_begun, self.start))
 
     @property
     def whole(self) -> Part:
         """Return it as one part. What has ended on some partitions, and is to begin on others, still runs."""
-        whole = summed(self.parts)
+        whole = summed(self._known)
         if self.not_begun and whole.state is PartState.ENDED:
             whole.state = PartState.RUNNING
         return whole
 
     def facts(self, job: str) -> dict[str, Any]:
         """Return the job as JSON has it."""
-        facts = job_facts(job, self.parts) | {"state": self.whole.state, "not_begun": list(self.not_begun)}
+        facts = job_facts(job, self._known) | {"state": self.whole.state, "not_begun": list(self.not_begun)}
         return facts | ({"letters": None} if self.not_begun else {})
 
     def details(self, job: str) -> dict[str, Any]:
         """Return the same, and each of its parts by partition."""
         return {
-            **self.facts(job), "partitions": {str(number): part_facts(part) for number, part in self.parts.items()}
-        }  # fmt: skip
+            **self.facts(job),
+            "deliveries_paused": {str(number): text for number, text in self.pauses.items()},
+            "partitions": {str(number): part_facts(part) for number, part in self.parts.items()},
+        }
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
@@ -197,23 +207,30 @@ def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str
 
 
 def progress_of(connection: KafkaConnection, topology: HandlerTopology, now_ms: int) -> dict[str, JobProgress]:
-    """Return how far the jobs are that the partitions of a handler remember, the oldest first.
+    """Return how far the jobs are that the partitions of a handler remember, the oldest first, and those that wait.
 
     A job begins no more where its start has waited for longer than `JOB_AGE_MS`: a worker refuses it.
     """
     known = remembered_and_queued(connection, topology)
     jobs = by_job((partition, part) for partition, steering in known.steerings.items() for part in steering.parts)
-    return {
-        job: JobProgress(
-            parts,
-            sorted(
-                number
-                for number, sent_ms in known.starts.get(job, {}).items()
-                if number not in parts and now_ms - sent_ms <= JOB_AGE_MS
-            ),
-        )
-        for job, parts in jobs.items()
-    }
+    paused = {number: each.paused.text for number, each in known.steerings.items() if each.paused is not None}
+    found: dict[str, JobProgress] = {}
+    for job in dict.fromkeys((*jobs, *known.starts)):
+        parts, starts = jobs.get(job, {}), known.starts.get(job, {})
+        late = [each for each, sent in starts.items() if each not in parts and now_ms - sent.sent_ms <= JOB_AGE_MS]
+        if not (parts or late):
+            continue
+        progress = JobProgress(parts, sorted(late), _as_begun(starts[late[0]]) if late else None)
+        going_on = {number for number, part in parts.items() if not part.over} | {*late}
+        waits = paused.keys() & going_on if progress.whole.verb == Verb.REPLAY else set[int]()
+        found[job] = progress._replace(pauses={number: paused[number] for number in sorted(waits)})
+    return found
+
+
+def _as_begun(start: QueuedStart) -> Part:
+    command = start.command
+    verb = "" if command.part is None else command.part.verb
+    return Part(job=command.job, verb=verb, by=command.by, why=command.why, since_ms=start.sent_ms)
 
 
 def summed(parts: Mapping[int, Part]) -> Part:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from retryapp.core.causes import cause_id, cause_name, cause_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind, is_mark, is_open, mark_of, row_state
-from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
+from retryapp.core.dead_index import MAX_KEY_BYTES, MAX_TYPE_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
@@ -158,7 +158,18 @@ def dead_summary(entry: DeadEntry) -> Facts:
 
 def dead_detail(entry: DeadEntry, headers: Headers) -> Facts:
     """Return one dead letter with its headers, which like key and value are read from the topic."""
-    return {**_detail(headers, entry.row.damaged), **dead_summary(entry)}
+    return {**_detail(headers, entry.row.damaged), **dead_summary(entry), **_whole_type(headers)}
+
+
+def _whole_type(headers: Headers) -> Facts:
+    """Return the type of a letter's error, of which the index has the beginning."""
+    metadata, _ = _metadata(headers)
+    return {} if metadata is None else {"error_type": metadata.error_type}
+
+
+def may_be_cut(error_type: str | None) -> bool:
+    """Tell whether a type of error is as long as those that the index has cut, so no letter may have just that one."""
+    return error_type is not None and MAX_TYPE_BYTES - 4 < len(error_type.encode()) <= MAX_TYPE_BYTES
 
 
 def payloads(headers: Headers, key: bytes | None, value: bytes | None, show: Show) -> Facts:
@@ -379,7 +390,7 @@ def list_dead(
     latest = nlargest(limit, letters(), key=lambda letter: letter[0])
     facts = [
         {"main": at.main, "dead_ms": record.timestamp_ms, "topic": record.topic, **dead_summary(dead_entry(record)),
-         "mark": marks.get(place_of_letter(record))}
+         **_whole_type(record.headers), "mark": marks.get(place_of_letter(record))}
         for at, record in latest
     ]  # fmt: skip
     marked = Counter(

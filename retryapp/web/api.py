@@ -63,8 +63,11 @@ Error: Final[Model] = _model(
 )
 _Page = _model(
     "Page",
-    "What all pages have: how long no broker has answered, and which facts your role does not see.",
+    "What all pages have: the worker's time, how long no broker has answered, which workers refuse this one, and which "
+    "facts your role does not see.",
+    now_ms=int,
     broker_silence=_Text,
+    refusing=list[str],
     hidden=(list[str], []),
 )
 _Cause = _model(
@@ -80,7 +83,7 @@ _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
     "Group", "Sums over all workers, and which do not answer.",
     partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
-    unknown_partitions=list[int], in_flight=int, silent=list[str], rates=_Rates | None,
+    unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=int, silent=list[str], rates=_Rates | None,
 )  # fmt: skip
 _Handler = _model(
     "Handler", "A handler with its sums.", **{**_of(HandlerInfo), "partitions_here": int, "group": _Group}

@@ -10,6 +10,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
+from retryapp.core.errors import RetryAppError
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PartitionInfo
 from retryapp.runtime.view import RuntimeView
@@ -85,7 +86,10 @@ class DueCounts:
                 due = dict.fromkeys(("overdue", *dict(WINDOWS)), Amount())
                 if here:
                     some = [info.partition for info in here if info.pending != 0]
-                    due = await compute(self._count, main, some, now_ms)
+                    try:
+                        due = await compute(self._count, main, some, now_ms)
+                    except RetryAppError:  # a table was closed while it was read: the rest of the page is known
+                        return DueHere(partitions=[], due=due)
                 known = self._counts[main] = now_ms, DueHere(partitions=numbers, due=due)
             return known[1]
 

@@ -52,9 +52,14 @@ def open_circuits(info: PartitionInfo) -> dict[str, CircuitInfo]:
 def totals(infos: Sequence[PartitionInfo]) -> Facts:
     """Return the sums over the partitions of all workers that are known, with the age of the oldest number.
 
-    A sum of nothing is None: not known. Partitions of workers that have not answered are unknown.
+    A sum of nothing is None: not known. Partitions of workers that have not answered are unknown; `left_out` says which
+    are missing in the sum of waiting and in that of dead records.
     """
     known = [item for item in infos if item.state != ELSEWHERE]
+    left_out = {
+        name: [item.partition for item in infos if item.state == ELSEWHERE or getattr(item, name) is None]
+        for name in ("pending", "dead")
+    }
     by_tier = sum((Counter(item.pending_by_tier) for item in known), Counter[str]())
     return {
         "partitions_open": sum(item.state == OPEN for item in known),
@@ -63,9 +68,8 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
         "dead": known_sum(item.dead for item in known),
         "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
-        "unknown_partitions": [
-            item.partition for item in infos if item.state == ELSEWHERE or item.pending is None or item.dead is None
-        ],
+        "left_out": left_out,
+        "unknown_partitions": sorted({*left_out["pending"], *left_out["dead"]}),
         "in_flight": sum(item.in_flight for item in known),
     }
 

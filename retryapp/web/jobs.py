@@ -47,6 +47,7 @@ LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
 LATE_S: Final = 30
 """The same where parts are read from topics: of many partitions that takes seconds."""
+_OVER: Final = (PartState.ENDED, PartState.CANCELLED)
 _OF_PREVIEWS: Final = ("verb", "all", *FILTERS, "since", "until", "format", "refresh", "routed")
 _readings: Final = Turns(2)
 
@@ -69,7 +70,7 @@ async def job(answers: Answers, question: Question) -> Facts:
     info = answers.get_handler_or_404(question.main)
     mine, silent, paused = await _parts(answers, info.main, question.job)
     whole, live_s = job_facts(question.job, mine) | {"not_begun": None}, LIVE_S
-    if whole["state"] == PartState.ENDED:  # for others it may wait, where no worker has their partitions
+    if whole["state"] in _OVER:  # for others it may wait, where no worker has their partitions
         mine, whole, live_s = *(await _progress(answers, info, question.job, mine)), LATE_S
     return {
         "main": info.main,
@@ -77,14 +78,14 @@ async def job(answers: Answers, question: Question) -> Facts:
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
         "paused": paused,
-        "live_s": live_s if whole["not_begun"] is None or whole["state"] == PartState.RUNNING or silent else None,
+        "live_s": None if whole["state"] in _OVER and whole["not_begun"] == [] else live_s,
     }
 
 
 async def _progress(
     answers: Answers, info: HandlerInfo, job: str, mine: Mapping[int, Part]
 ) -> tuple[Mapping[int, Part], Facts]:
-    """Return the parts of a job that has ended on some partitions, and the whole, with what topics say of others.
+    """Return the parts of a job that is over on some partitions, and the whole, with what topics say of others.
 
     As long as these cannot be read, with what workers here know.
     """
@@ -96,8 +97,8 @@ async def _progress(
             known = await _readings.take(read)
         except RetryAppError:  # no broker answers, or others read
             return mine, job_facts(job, mine) | {"not_begun": None}
-        parts, not_begun = known.get(job, found)
-        found = JobProgress({**parts, **mine}, [number for number in not_begun if number not in mine])
+        there = known.get(job, found)
+        found = JobProgress({**there.parts, **mine}, [number for number in there.not_begun if number not in mine])
     return found.parts, found.facts(job)
 
 
@@ -120,7 +121,10 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
         answers.check_broker()
         mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
     if mine is None:
-        hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
+        hint = (
+            "A handler remembers those that go on and the last 5 that are over; the events topic has all. "
+            "'retryapp job list' has those that wait for a worker on all partitions, too"
+        )
         raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)
     return mine, silent, paused
 

@@ -24,7 +24,7 @@ from retryapp.core.row_keys import due_order
 from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.decoding import Searching
-from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
+from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, may_be_cut, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.figures import OPEN, owner_of
@@ -197,6 +197,8 @@ def dead_here(
         sought = {}  # neighbours are read together
     if wanted.cause == OTHER_CAUSE:  # only the index tells
         sought["cause"], wanted = OTHER_CAUSE, wanted.model_copy(update={"cause": None})
+    if may_be_cut(wanted.error_type):  # copied from a list: what the index has decides
+        wanted = wanted.model_copy(update={"error_type": None})
     streams = []
     for number in chosen:
         for letters in (None, *info.dead_letters):

@@ -89,7 +89,12 @@ class Page:
             return web.Response(body=facts[0], headers={**safety_headers(), "Content-Type": facts[1]})
         live_s = None
         if self.template:
-            facts = {**facts, "broker_silence": self.answers.view.silence()}
+            facts = {
+                **facts,
+                "now_ms": self.answers.now_ms(),
+                "broker_silence": self.answers.view.silence(),
+                "refusing": sorted(self.answers.peers.refusing),
+            }
             live_s = facts.pop("live_s", None)
         refresh_s = live_s if question.refresh_s is None else question.refresh_s
         return await self.show(request, person, self.template, facts, as_json=question.as_json, refresh_s=refresh_s)

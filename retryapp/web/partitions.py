@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -86,7 +87,8 @@ async def _lanes(answers: Answers, main: str) -> Lanes:
     def lane(item: PartitionInfo) -> Lane:
         due = None
         if item.state == OPEN:
-            due = len(view.due_times(main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS))
+            with suppress(RetryAppError):  # its table was closed while it was read
+                due = len(view.due_times(main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS))
         return Lane(item, lags.get(item.partition), due)
 
     return Lanes(lanes=await compute(lambda: [*map(lane, infos)]), lag_unknown=unknown)

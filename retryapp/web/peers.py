@@ -109,7 +109,8 @@ class Peers:
         self._now_ms = now_ms
         self._group = group
         self._secret = secret.encode()
-        self._refused: set[str] = set()
+        self.refusing: set[str] = set()
+        """Workers whose last answer was 401 or 403."""
         self._owners: dict[str, set[str]] = {}
         """By main topic: the workers that had its partitions when they were asked last."""
         self._answers: dict[str, Answer] = {}
@@ -125,7 +126,9 @@ class Peers:
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)
-        for gone in self._answers.keys() - set().union(*self._owners.values()) - self._asking.keys():
+        owners = {*self._asking}.union(*self._owners.values())
+        self.refusing &= owners
+        for gone in self._answers.keys() - owners:
             del self._answers[gone]
         return {url: self._answers[url] for url in urls if url in self._answers}
 
@@ -157,12 +160,9 @@ class Peers:
                 asked: Any = {"allow_redirects": False, "headers": {ASKING: self._group(), **signed}}
                 where = URL(url + path, encoded=True)
                 async with aiohttp.ClientSession() as session, session.get(where, **asked) as answer:
-                    if answer.status in (401, 403) and url not in self._refused:
-                        self._refused.add(url)
-                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %r is another, or none", url)
+                    self._note(url, refuses=answer.status in (401, 403))
                     if answer.status != 200:
                         return None
-                    self._refused.discard(url)
                     body = bytearray()
                     async for chunk in answer.content.iter_any():
                         body += chunk
@@ -170,7 +170,13 @@ class Peers:
                             return None
                     return bytes(body)
         except _FAULTS:
+            self._note(url, refuses=False)  # whether it would still refuse is not known
             return None
+
+    def _note(self, url: str, *, refuses: bool) -> None:
+        if refuses and url not in self.refusing:
+            logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET or clock of %r is another", url)
+        (self.refusing.add if refuses else self.refusing.discard)(url)
 
     def has_signed(self, signature: str, address: str) -> bool:
         """Tell whether another worker of the group asks at this address of this one."""

@@ -20,6 +20,7 @@ from retryapp.core.record import idempotency_key
 from retryapp.core.text import counted
 from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
+from retryapp.lookup.records import may_be_cut
 
 HTML: Final = "text/html"
 JSON: Final = "application/json"
@@ -68,6 +69,7 @@ def environment() -> Environment:
         amount=lambda value: "unknown" if value["count"] is None else f"{value['count']:,}" + "+" * value["more"],
         utc=utc_text,
     )
+    env.tests["perhaps_cut"] = may_be_cut
     for name, file in (("style", "style.css"), ("live", "live.js")):
         env.globals[name] = Markup(loader.get_source(env, file)[0])  # noqa: S704 - our own files, no facts in them
     env.globals["parts"] = env.get_template("parts.html").module

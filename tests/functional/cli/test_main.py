@@ -117,6 +117,10 @@ def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retry
     shown = retryapp("--traceback", "broker")
     assert shown.code == ExitCode.BUG
     assert "Traceback (most recent call last)" in shown.err
+    for words, place in ((("broker",), "broker"), (("pending", "list", "-A", "shop"), "pending list")):
+        shown = retryapp(*words, "--traceback")
+        assert (shown.code, shown.out) == (ExitCode.USAGE, "")
+        assert f"comes before the command: 'retryapp --traceback {place} ...'" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,8 @@ def test_what_is_not_known_is_said() -> None:
     for fact in ("742", "last known 42s ago; without 2 partitions, not known now", "unknown", "without 1 partition,"):
         assert fact in shown
     assert re.search(r"late by +-", shown)
+    known |= {"left_out": {"pending": [], "dead": [2, 5]}}
+    assert "; dead without 2 partitions, not" in drawn(replace(group, handlers=[known])), "all that wait are counted"
 
 
 @pytest.mark.broker

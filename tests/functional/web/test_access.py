@@ -29,6 +29,7 @@ from functional.web.test_jobs import fit
 from functional.web.worker import BASE, DEEP, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata
 from samples import partition
 
+from retryapp.cli._workers import Workers
 from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import JobPart, LetterFilter, Part
@@ -427,6 +428,12 @@ async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWor
             async with serving(asking, Operators(peer_secret=secret)) as url:
                 group = json.loads((await ask(url, f"{BASE}/?format=json"))[1])["handler"]["group"]
                 assert (group["pending"], group["silent"]) == (pending, [] if pending == 43 else [peer]), secret
+                pages = [(await ask(url, path, HTML))[1] for path in (f"{BASE}/", f"{BASE}/dead")]
+                for page in pages:
+                    assert (f"{peer} refused to answer this worker" in page) == (pending == 3), secret
+                    assert "No answer from" not in page, "it has answered"
+                note = (await Workers(None, [url])._ask(NOW_MS)).note
+                assert (f"{peer} refused to answer: set one RETRYAPP_PEER_SECRET" in note) == (pending == 3)
 
 
 async def test_a_signature_is_for_one_worker_and_a_minute(worker: FakeWorker) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
+import pytest
 from functional.web.server import Site
 from functional.web.worker import BASE, NOW_MS, FakeWorker
 from samples import partition
 
+from retryapp.core.errors import RetryAppError
 from retryapp.ports import CircuitInfo
 
 
@@ -43,12 +46,12 @@ async def test_each_pause_is_told_with_its_partitions(site: Site, worker: FakeWo
 
 
 async def test_the_number_of_the_dead_names_the_partitions_that_it_lacks(site: Site, worker: FakeWorker) -> None:
-    """They are not known until their topic is read; it looked as if there were no more."""
-    worker.parts["shop.orders"] = [partition(0, dead=131), partition(1, dead=None)]
+    """They are not known until their topic is read; it looked as if there were no more, or as if fewer waited."""
+    worker.parts["shop.orders"] = [partition(0, pending=64, dead=131), partition(1, pending=2, dead=None)]
     for path in ("/retries/", f"{BASE}/"):
-        dead = re.search(r">131</a>(.*without partition 1)?", await site.page(path))
-        assert dead is not None
-        assert dead[1], path
+        page = await site.page(path)
+        said = [re.search(rf">{number}</a>(.*without partition 1)?", page) for number in (131, 66)]
+        assert [each and bool(each[1]) for each in said] == [True, False], path
 
 
 async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
@@ -60,6 +63,25 @@ async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
         "hour": {"count": 60, "more": False},
         "day": {"count": 61, "more": False},
     }
+
+
+async def test_a_count_that_failed_is_unknown_on_a_page_that_is_shown(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane closed its table while it was read: the whole page was a 503, for the 5 s that a count is kept.
+
+    So was that of the partitions, and other workers' pages said that this one gives no answer.
+    """
+    monkeypatch.setattr(worker, "due_times", Mock(side_effect=RetryAppError("the table is closed")))
+    handler = await site.facts(f"{BASE}/")
+    assert handler["due"]["overdue"] == {"count": None, "more": False}
+    assert handler["due_left_out"] == [each["partition"] for each in handler["everywhere"]]
+    page = await site.page(f"{BASE}/")
+    for said in ("<b>unknown</b><span>overdue</span>", "is not in these numbers", ">135</a>"):
+        assert said in page
+    assert (await site.facts(f"/retries/part/{BASE.rpartition('/')[2]}/due"))["partitions"] == []
+    lanes = (await site.facts(f"{BASE}/partitions"))["partitions"]
+    assert [(each["due"], each["main_lag"]) for each in lanes[:2]] == [(None, 12), (None, 0)]
 
 
 async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:

@@ -14,12 +14,16 @@ from retryapp.core.jobs import PartState
 from retryapp.web.errors import PageError
 
 
-@pytest.mark.parametrize(("late", "state"), [([1, 3], "running"), ([1], "ended"), ([], "ended")])
+@pytest.mark.parametrize(("late", "state"), [([1, 3], "running"), ([1], "ended"), ([], "ended"), ([], "cancelled")])
 async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
     worker: FakeWorker, late: list[int], state: str
 ) -> None:
-    """As `job show` says it; partition 1 has begun just now, and its changelog does not know yet."""
-    parts = {number: job_parts()[number][-1].model_copy(update={"state": PartState.ENDED}) for number in (0, 1)}
+    """As `job show` says it; partition 1 has begun just now, and its changelog does not know yet.
+
+    The page of one that is over was loaded again for ever: of a cancelled one, or where a worker is silent.
+    """
+    over = {"state": PartState.CANCELLED if state == "cancelled" else PartState.ENDED}
+    parts = {number: job_parts()[number][-1].model_copy(update=over) for number in (0, 1)}
     worker.remembered = {MAIN: {number: [part] for number, part in parts.items()}}
     worker.known, worker.not_begun = {"3f9ca81b02": {0: parts[0]}}, late
     async with opened(worker) as site:
@@ -27,7 +31,16 @@ async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
         assert (job["state"], job["not_begun"]) == (state, late[1:])
         body = await site.page(f"{BASE}/jobs/3f9ca81b02")
         assert ("It has not begun on 1 partition" in body) == (late[1:] == [3])
-        assert 'data-live="30"' in body, "a worker is silent"
+        assert ('data-live="30"' in body, "data-live" in body) == (state == "running",) * 2
+
+
+async def test_a_job_that_no_worker_has_taken_is_not_said_to_be_none(worker: FakeWorker) -> None:
+    """Workers do not know it; the command line reads it from the topics."""
+    worker.remembered = {}
+    async with opened(worker) as site:
+        assert "<code>retryapp job list</code> also has those that wait" in await site.page(f"{BASE}/jobs")
+        error = json.loads(await site.page(f"{BASE}/jobs/3f9ca81b02?format=json"))["error"]
+        assert (error["code"], "'retryapp job list' has those that wait" in error["hint"]) == ("no-such-job", True)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,15 @@ async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, 
             assert {link for link in links if "/jobs/new" in link} == {
                 f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in verbs
             }
+    (shown,) = listed["records"]
+    for more in ("", "&message=no&reason=exhausted"):
+        address = f"{BASE}/dead?error_type={shown['error_type']}{more}"
+        assert (await site.facts(address))["records"] == [shown], "the type as the list has it, which is cut"
+        page = await site.page(address)
+        assert ("/jobs/new" in page, "take the whole type" in page) == (False, True), "no job would take any"
+    for path in ("pending?", "jobs/new?verb=replay&"):
+        assert "take the whole type" in await site.page(f"{BASE}/{path}error_type={shown['error_type']}")
+    assert (await site.facts(f"{BASE}/dead/0/{shown['offset']}"))["record"]["error_type"] == kind
     worker.wait(metadata(6_000, error_type="app.Declined"), key=b"k", value=b"{}")
     listed = await site.facts(f"{BASE}/pending?error_type=app.Declined")
     assert ([each["origin_offset"] for each in listed["records"]], listed["total"]) == ([6_000], None)

@@ -30,6 +30,8 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: Fake
     assert (group.group, group.workers) == ("billing", [site.url])
     plain = await Workers("billing", [site.url.removeprefix("http://")])._ask(NOW_MS)
     assert plain.workers == [site.url], "an address as it is typed, without the scheme"
+    ahead = await Workers("billing", [site.url])._ask(NOW_MS + 240_000)
+    assert ahead == group, "the operator's clock is wrong: ages are by the worker's"
     orders, flights = group.handlers
     assert flights["main"] == "flights"
     assert (orders["pending"], orders["dead"]) == (1_204_397, 135)

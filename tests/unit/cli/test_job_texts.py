@@ -37,8 +37,12 @@ def shown(monkeypatch: pytest.MonkeyPatch, looks: list[JobProgress | None], *wor
 
 
 def test_what_is_suggested_can_be_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the app or the group, as the command was told them; without them it is refused."""
+    """It names the app or the group, as the command was told them; without them it is refused.
+
+    A part that has paused itself is resumed, also while others go on.
+    """
     parts = {0: Part(job="aa", verb="replay", state=PartState.PAUSED, paused="paused by ann", refused={"replayed": 1})}
+    parts[1] = Part(job="aa", verb="replay")
     output = shown(monkeypatch, [JobProgress(parts)], "show", "aa").output
     place = "--broker 127.0.0.1:1 --group 'my shop' --topic orders"
     for command in ("refused {} aa", "resume {} aa --why TEXT", "cancel {} aa --why TEXT"):
@@ -64,15 +68,23 @@ def test_letters_that_a_preview_says_stay_so_are_no_refusals(
     assert "; 2 are crashed and refused; 7 are replayed and stay so" in _jobs._preview_text(Verb.REPLAY, found)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [(["list"], "no jobs; one that still waits for a worker"), (["show", "aa"], "no worker has taken it yet")],
-)
-def test_a_job_that_waits_for_a_worker_is_not_said_to_be_none(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
-) -> None:
-    """It was begun, and its partitions learn of it when a worker has them."""
-    assert told in shown(monkeypatch, [None], *words).output
+def test_a_job_that_waits_for_a_worker_is_not_said_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was begun, and its partitions learn of it when a worker has them; a replay waits for deliveries, too."""
+    assert "no worker has taken it yet" in shown(monkeypatch, [None], "show", "aa").output, "or it is unknown"
+    start = Part(job="aa", verb="replay", by="ann", why="ledger is back")
+    waits = JobProgress({}, [0, 1], start, {1: "paused by bob: lunch"})
+    listed = shown(monkeypatch, [waits], "list").output
+    for said in ("waits, 2 partitions have not begun, deliveries are paused", "ann", "ledger is back"):
+        assert said in " ".join(listed.split())
+    text = shown(monkeypatch, [waits], "show", "aa").output
+    for said in (
+        "job aa: replay, waits; 0 done",
+        "2 partitions have not begun, as no worker has taken it there yet: 0, 1",
+        "deliveries are paused by bob: lunch (partitions: 1): what it replays there waits for 'handler resume'",
+    ):
+        assert said in text
+    ended = JobProgress({0: start.model_copy(update={"state": PartState.ENDED})})
+    assert shown(monkeypatch, [waits, ended], "show", "aa", "--watch").return_value == ExitCode.FINE
 
 
 def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +138,8 @@ def test_what_ends_the_watching_does_not_end_the_job(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
     monkeypatch.setattr(_jobs, "progress_of", progress_of)
-    ended = CliRunner().invoke(job.command, ["show", *PLACE, "aa", "--watch"])
-    assert "job aa goes on: retryapp job show" in ended.stderr
+    ended = CliRunner().invoke(job.command, ["show", *PLACE, "--group", "[red]shop", "aa", "--watch"])
+    assert "job aa goes on: retryapp job show --broker 127.0.0.1:1 --group '[red]shop' --topic orders" in ended.stderr
 
 
 def test_refusals_that_retention_has_deleted_are_not_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from samples import dead as letter_of
 
 from retryapp.cli import causes, dead, pending
+from retryapp.core.headers import encode_metadata
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.lookup import records
 from retryapp.lookup.records import Listed
 
 PLACE = ["--broker", "127.0.0.1:1", "--group", "shop"]
@@ -56,3 +63,25 @@ def test_a_list_has_no_all(group: Any) -> None:
     done = CliRunner().invoke(group, ["list", *PLACE, "--all"])
     assert done.exit_code == 2
     assert "No such option" in done.output
+
+
+def test_a_type_of_error_that_is_copied_from_the_list_finds_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was cut to 80 bytes, and no letter has just these; what is copied from a page is, and that is said."""
+    kind = f"app.{'Declined' * 20}"
+    headers = encode_metadata(replace(letter_of(7), error_type=kind))
+    letter = Record("app.orders.dlq", 0, 5, 1_700_000_000_000, b"k", b"v", headers)
+    topology = HandlerTopology("app", "orders", delays_ms=(1_000,))
+    monkeypatch.setattr(records, "read_letters", lambda *_: iter([letter]))
+    monkeypatch.setattr(dead, "resolve", lambda _place: (None, [topology]))
+    monkeypatch.setattr(dead, "resolve_failure", lambda *_: (None, topology, None))
+    monkeypatch.setattr(dead, "find_dead", lambda *_: (letter, None))
+
+    def listed(copied: str) -> Any:
+        return CliRunner().invoke(dead.command, ["list", *PLACE, "--json", "--error", copied])
+
+    whole = listed(kind)
+    assert (json.loads(whole.stdout)["records"][0]["error_type"], whole.stderr) == (kind, "")
+    shown = CliRunner().invoke(dead.command, ["show", *PLACE, "--json", "app/orders@kq8G0bTz/0/7"])
+    assert json.loads(shown.stdout)["error_type"] == kind
+    cut = listed(kind[:80])
+    assert (json.loads(cut.stdout)["records"], "give the whole type" in cut.stderr) == ([], True)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from retryapp.core.control import Verb
-from retryapp.core.jobs import JOB_AGE_MS, LetterFilter, Part, Steering
+from retryapp.core.jobs import JOB_AGE_MS, JobCommand, JobPart, JobVerb, LetterFilter, Level, Part, Steering
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka.remembered import Known
+from retryapp.kafka.remembered import Known, QueuedStart
 from retryapp.lookup import jobs, reading
 from retryapp.lookup.previews import Scope
 
@@ -115,10 +115,24 @@ def test_a_job_says_of_how_many_letters_it_is_if_they_were_counted(
 def test_a_start_that_waits_is_of_a_job_that_has_not_begun_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is sent again is refused where the job has begun; one that is too old would be, and the job ran on."""
     begun = Steering(parts=[Part(job="j1", verb="discard")])
-    known = Known({0: begun, 1: Steering()}, {}, {"j1": {3: 1_001, 0: 1_001, 2: 1_000, 1: 2_000}, "j2": {1: 2_000}})
-    monkeypatch.setattr(jobs, "remembered_and_queued", lambda *_: known)
+    sent = {"j1": {3: 1_001, 0: 1_001, 2: 1_000, 1: 2_000}, "j2": {1: 2_000}, "j3": {1: 1_000}}
+    order = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={})
+    words: Any = {"verb": JobVerb.START, "part": order, "by": "ann", "why": "ledger is back"}
+    starts = {
+        job: {number: QueuedStart(JobCommand(id=job, job=job, **words), at_ms) for number, at_ms in each.items()}
+        for job, each in sent.items()
+    }
+    paused = Steering(paused=Level(since_ms=1, by="bob"))
+    monkeypatch.setattr(jobs, "remembered_and_queued", lambda *_: Known({0: begun, 1: paused}, {}, starts))
     found = jobs.progress_of(CONNECTION, TOPOLOGY, 1_001 + JOB_AGE_MS)
-    assert {job: ([*each.parts], each.not_begun) for job, each in found.items()} == {"j1": ([0], [1, 3])}
+    assert {job: ([*each.parts], each.not_begun, each.pauses) for job, each in found.items()} == {
+        "j1": ([0], [1, 3], {}), "j2": ([], [1], {1: "paused by bob"}),
+    }, "a discard needs no deliveries"  # fmt: skip
+    waits = found["j2"].details("j2")
+    assert {name: waits[name] for name in ("state", "verb", "by", "why", "done", "letters", "partitions")} == {
+        "state": "running", "verb": "replay", "by": "ann", "why": "ledger is back", "done": 0, "letters": None,
+        "partitions": {},
+    }  # fmt: skip
 
 
 def test_the_oldest_job_comes_first_whichever_partitions_it_has() -> None:
