@@ -91,7 +91,10 @@ def _import(spec: str, name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # the user's code raises anything, or calls sys.exit
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise AppNotFoundError(spec, f"no module {error.name!r}") from error
+            problem = f"no module {error.name!r}"
+            if name.endswith(".py") and error.name != name.partition(".")[0]:
+                problem = f"no module {name!r}: leave out '.py'"
+            raise AppNotFoundError(spec, problem) from error
         line = _worker().user_line(error)
         where = f" ({line})" if line else ""
         raise AppImportError(f"-A {spec}: {name} raised {type(error).__name__}: {error}{where}") from error

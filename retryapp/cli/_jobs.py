@@ -222,10 +222,17 @@ def unknown_job(job: str, *, as_json: bool) -> ExitCode:
     return ExitCode.FINDING
 
 
-def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
-    """Print what partitions say of a command; return FINE if all have obeyed it."""
+def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool, done: str = "") -> ExitCode:
+    """Print what partitions say of a command, after what has come of it where it is `done`.
+
+    Returns:
+        FINE: all have obeyed it.
+    """
     said = outcomes(told)
-    rows = [[str(each["partition"]), each["outcome"], _said(each)] for each in said]
+    rows = [
+        [str(each["partition"]), each["outcome"], (done if each["outcome"] == "done" else "") + _said(each)]
+        for each in said
+    ]
     emit({**facts, "partitions": said}, table(["partition", "outcome", ""], rows), as_json=as_json)
     return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
 

@@ -96,6 +96,8 @@ def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
     named = {name: value for name, value in both.items() if name not in apart}
     if metadata:
         named.pop("message", None)  # it has the whole one
+    if named.get("held_back_by"):
+        named.pop("held_by", None)  # it says the same
     lines = [_line("failure id", facts.get("failure_id"))]
     if facts.get("damaged"):
         lines.append(_line("damaged", facts["damaged"]))

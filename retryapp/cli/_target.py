@@ -80,13 +80,16 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
     """Return where a failure id points to: it contains group and main topic, so ``--group`` is not needed.
 
     Raises:
-        click.UsageError: it is no failure id, or of another group than the application, or no cluster is named.
+        click.UsageError: it is no failure id, or of another group than the application, or of a topic that its group
+            has no handler of, or no cluster is named.
     """
     group, origin = origin_named(failure)
+    declared = set[str]()
     if place.app_spec is not None:
         _refuse_with_app(place, "broker", "client_config")
         application = load_handlers(place.app_spec)
         connection, own = application.connection, application.topologies[0].group
+        declared = {topology.main for topology in application.topologies}  # one that never ran has no topics yet
         if group != own:
             where = "give -A its app, or --broker HOST:PORT"
             raise click.UsageError(f"{failure} is of group {group}, and -A {place.app_spec} is group {own}: {where}")
@@ -94,8 +97,13 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
         connection = connect(place.broker, place.client_config)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
-    reach(connection)
-    return connection, HandlerTopology(group=group, main=origin.topic), origin
+    admin, topology = reach(connection), HandlerTopology(group=group, main=origin.topic)
+    if origin.topic not in declared and not {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
+        raise click.UsageError(
+            f"{failure}: group {group} has no handler of topic {origin.topic} on {connection.bootstrap}. Correct the "
+            "failure id, or --broker"
+        )
+    return connection, topology, origin
 
 
 def _read_client_config(path: Path) -> Mapping[str, str]:

@@ -103,7 +103,10 @@ def _notes(ledger: Ledger) -> list[str]:
     if whole.handled:
         lines.append(f"{whole.handled:,} of the dead records were handled by their handler of dead letters")
     if whole.on_hold:
-        lines.append(f"{whole.on_hold:,} of the records that wait are on hold: not tried before somebody releases them")
+        lines.append(
+            f"{whole.on_hold:,} of the records that wait: held by somebody, or waiting for an event (Defer); "
+            "not tried before a release or a deadline"
+        )
     if whole.expired_offsets:
         lines.append(
             f"unknown (expired): {counted(whole.expired_offsets, 'offset')} at the start of {ledger.main}, "

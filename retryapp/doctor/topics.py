@@ -24,8 +24,14 @@ def judge_plan(plan: Plan) -> Iterator[Finding]:
             seen = f"{len(fine)} of {len(steps)} ok, {counted(steps[0].partitions or 0, 'partition')}"
             yield ok(name, seen, "names, partitions, clean-up, retention, sizes, replicas as in 'retryapp plan'")
         if missing:
-            remedy = "A worker creates them when it starts; 'retryapp topics create' does too"
-            yield note(name, f"missing: {', '.join(missing)}", remedy=remedy)
+            seen, remedy = f"missing: {', '.join(missing)}", "A worker creates them when it starts"
+            if any(step.topic != main and step.action is not Action.CREATE for step in steps):  # so workers have run
+                why = "if somebody has deleted them, running workers settle no record that needs them"
+                yield warning(
+                    name, seen, why=why, remedy=f"Create them now: 'retryapp topics create -A MODULE'. {remedy}"
+                )
+            else:
+                yield note(name, seen, remedy=f"{remedy}; 'retryapp topics create' does too")
         for step in steps:
             yield from _refused(step)
 

@@ -255,6 +255,19 @@ def test_a_failure_id_of_another_group_is_refused(retryapp, module: str, words: 
     assert f"is of group shipping, and -A {module} is group {module}: give -A its app" in done.err
 
 
+@pytest.mark.parametrize("words", [("dead", "show"), ("pending", "show"), ("dead", "replay"), ("pending", "cancel")])
+def test_a_failure_id_of_no_handler_is_refused(retryapp, shop, module: str, words: tuple[str, ...]):
+    """A mistyped topic is named, and no topic of ours is advised to be created; one whose topics are there is found."""
+    group = shop.topology.group
+    done = retryapp(*words, "--broker", shop.operator.bootstrap, f"{group}/no-main@kq8G0bTz/0/1")
+    assert done.code == 2
+    assert f"group {group} has no handler of topic no-main on" in done.err
+    done = retryapp(*words, "-A", module, f"{module}/no-main@kq8G0bTz/0/1")
+    assert (done.code, f"group {module} has no handler of topic no-main on" in done.err) == (2, True)
+    assert "reate" not in done.err
+    assert retryapp("dead", "show", *shop.place[:2], f"{group}/{shop.topology.main}@kq8G0bTz/0/1").code == 1
+
+
 def test_client_properties_come_from_a_file(retryapp, shop, tmp_path: Path):
     """Comments and spaces pass; a wrong property or line is named, a value never."""
     good = tmp_path / "good.properties"

@@ -73,6 +73,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
+        (["wk_good.py"], "no module 'wk_good.py': leave out '.py'"),
         (["wk_broken"], "wk_broken.py, line 1"),
         (["wk_needs"], "wk_needs.py, line 1"),
         (["wk_ends"], "wk_ends raised SystemExit: DATABASE_URL is not set"),

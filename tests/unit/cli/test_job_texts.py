@@ -103,19 +103,24 @@ def test_a_job_has_not_ended_while_a_partition_has_not_begun(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_refusal_has_a_word_and_a_sentence(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
-    """By the word the table of refusals says what to do."""
-    facts: dict[str, Any] = {"command": "c", "verb": "job-resume", "failure_id": "", "text": "8 jobs go on"}
+@pytest.mark.parametrize(("verb", "word"), [("pause", "paused"), ("resume", "goes on"), ("cancel", "cancelled")])
+def test_an_answer_says_what_has_come_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, verb: str, word: str, as_json: bool
+) -> None:
+    """By the word of a refusal its table says what to do; a part's counts do not say that it is paused now."""
+    facts: dict[str, Any] = {"command": "c", "verb": f"job-{verb}", "failure_id": "", "text": "8 jobs go on"}
     where: dict[str, Any] = {"group": "app", "handler": "h", "main": "orders", "partition": 0, "at_ms": 1}
     told = {0: Commanded(**where, **facts, refused="too-many"), 1: Commanded(**where, **facts), 2: None}
     monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
     monkeypatch.setattr(job, "tell_job", lambda *_args, **_more: told)
-    words = ["resume", *PLACE, "aa", "--why", "x", *(["--json"] if as_json else [])]
+    words = [verb, *PLACE, "aa", "--why", "x", *(["--json"] if as_json else [])]
     output = CliRunner().invoke(job.command, words, standalone_mode=False).stdout
     if as_json:
         assert [each["refused"] for each in json.loads(output)["partitions"]] == ["too-many", None, None]
     else:
-        assert "too-many: 8 jobs go on" in output
+        assert "refused   too-many: 8 jobs go on" in output
+        assert f"done      {word}; 8 jobs go on" in output
+        assert output.count(word) == 1
         assert "None" not in output
 
 

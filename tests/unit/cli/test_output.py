@@ -13,11 +13,14 @@ from retryapp.cli._options import when
 from retryapp.cli._output import show_record, table
 from retryapp.cli._workers import Group, group_table
 from retryapp.cli.console import emit, emit_error
+from retryapp.cli.ledger import ledger_text
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import SEQUENCE, decode_row, encode_row, key_of_row
+from retryapp.ledger import Ledger
+from retryapp.ledger.count import Balance
 from retryapp.lookup.decoding import undecoded
 from retryapp.lookup.records import dead_detail, dead_entry, payloads, pending_detail
 from retryapp.ports import PendingEntry
@@ -95,14 +98,10 @@ def test_a_record_that_was_never_delivered_is_shown_without_a_time_and_a_failure
     """As in lists: its due time is the end of time, and its failure has no name."""
     row = waiting_row(7, due_at_ms=MAX_EPOCH_MS, failed=False)
     held = encode_row(replace(decode_row(row.value), hold=SEQUENCE))
-    show_record(
-        pending_detail(PendingEntry(partition=0, key=key_of_row(held, row.identity), value=held)),
-        b"v",
-        raw=False,
-        as_json=False,
-    )
+    facts = pending_detail(PendingEntry(partition=0, key=key_of_row(held, row.identity), value=held))
+    show_record({**facts, "held_back_by": "sequence"}, b"v", raw=False, as_json=False)
     shown = capsys.readouterr().out
-    assert "sequence" in shown
+    assert shown.count("sequence") == 1  # `held_by` says the same
     assert [word for word in ("9999", "due ", "failed", "started", "error type", "?") if word in shown] == []
 
 
@@ -127,3 +126,11 @@ def test_what_is_no_instant_is_refused(text):
     """A bare number has no unit."""
     with pytest.raises(click.BadParameter):
         when().convert(text, None, None)
+
+
+def test_the_ledger_does_not_take_what_waits_for_an_event_for_what_somebody_holds():
+    """One count has both: nobody has held a record whose handler raised `Defer`, and it has a deadline."""
+    counts = {0: Balance(received=2, pending=2, on_hold=2)}
+    ledger = Ledger(group="g", main="orders", since_ms=None, partitions=counts, problems=(), unread_events=0)
+    text = "2 of the records that wait: held by somebody, or waiting for an event (Defer); not tried before a release"
+    assert text in ledger_text(ledger)

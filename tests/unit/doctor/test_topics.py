@@ -43,7 +43,9 @@ def test_a_plan_is_reported_by_handler() -> None:
     plan = Plan(steps=steps, brokers=1, bootstrap="b")
     fine, missing, wrong = judge_plan(plan)
     assert fine.seen == "2 of 4 ok, 3 partitions"
-    assert (missing.severity, missing.seen) == (Severity.NOTE, f"missing: {ORDERS.events}")
+    assert (missing.severity, missing.seen) == (Severity.WARNING, f"missing: {ORDERS.events}")
+    (_, missing) = judge_plan(Plan(steps=(steps[0], steps[2]), brokers=1, bootstrap="b"))
+    assert missing.severity is Severity.NOTE  # none of ours is there: no worker has run yet
     assert (wrong.name, wrong.severity, wrong.seen) == (f"topic {ORDERS.dlq}", Severity.PROBLEM, "retention.ms=1000")
     assert (wrong.expected, wrong.why, wrong.remedy) == (bad.want, bad.why, bad.remedy)
     no_main = step("orders", Action.MISSING, role="main", why={"partitions": "Create it"})
