@@ -408,8 +408,10 @@ class Retries:
         """
         check_word("command_handler", verb, HANDLER_VERBS)
         check_reason(why, by)
-        if not isinstance(circuit, str) or len(circuit) > MAX_WORDS:
-            raise InvalidSettingError("circuit", circuit, "expected the name of a circuit, or none")
+        expected = f"the name of a circuit, of at most {MAX_WORDS} characters; empty: the handler's own"
+        check_kind("circuit", circuit, str, expected)
+        if len(circuit) > MAX_WORDS:
+            raise InvalidSettingError("circuit", circuit, f"expected {expected}")
         if circuit and not verb.startswith("outage-"):
             raise InvalidSettingError("circuit", circuit, "expected none: pause and resume are for the whole handler")
         found = self._topology(topic)

@@ -117,8 +117,10 @@ class HandlerJobs:
     async def command(self, verb: str, job: str, *, why: str, by: str = "", wait: Duration = "30s") -> Told:
         """Steer a job: `pause`, `resume` or `cancel`; return what the partitions say that have a part of it."""
         check_word("verb", verb, ("pause", "resume", "cancel"))
-        if not isinstance(job, str) or not re.fullmatch(JOB_ID, job):
-            raise InvalidSettingError("job", job, "expected the id of a job, as begin returns it")
+        expected = "the id of a job, as begin returns it"
+        check_kind("job", job, str, expected)
+        if not re.fullmatch(JOB_ID, job):
+            raise InvalidSettingError("job", job, f"expected {expected}")
         check_reason(why, by)
         words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_job, self.connection, self.topology, job, JobVerb(f"job-{verb}"), **words)
