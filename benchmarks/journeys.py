@@ -155,6 +155,7 @@ def taken_cut(failures: int) -> TakenCut:
         rows=[(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)],
         ends={},
         retention_ms={f"{GROUP}.{MAIN}.dlq": 30 * 86_400_000},
+        lives={f"{GROUP}.{MAIN}.dlq": "id-dlq"},
     )
 
 

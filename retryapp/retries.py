@@ -28,7 +28,7 @@ from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.checks import check_count, check_kind, check_word, problem_text
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Edit, Verb, named_by
+from retryapp.core.control import MAX_WORDS, Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId
 from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
@@ -408,6 +408,10 @@ class Retries:
         """
         check_word("command_handler", verb, HANDLER_VERBS)
         check_reason(why, by)
+        expected = f"the name of a circuit, of at most {MAX_WORDS} characters; empty: the handler's own"
+        check_kind("circuit", circuit, str, expected)
+        if len(circuit) > MAX_WORDS:
+            raise InvalidSettingError("circuit", circuit, f"expected {expected}")
         if circuit and not verb.startswith("outage-"):
             raise InvalidSettingError("circuit", circuit, "expected none: pause and resume are for the whole handler")
         found = self._topology(topic)

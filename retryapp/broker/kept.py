@@ -68,7 +68,12 @@ def start_kept_broker(
             return running, False
         broker = Broker(cache_dir, port=port, data=data)
         broker.start(progress=progress)
-        kept = write_state(broker)
+        try:
+            with disk_errors_named(data):
+                kept = write_state(broker)
+        except BaseException:  # nobody would find it to stop it
+            broker.stop()
+            raise
         broker.detach()
         return kept, True
 

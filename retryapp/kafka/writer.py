@@ -71,12 +71,15 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
         allow_auto_create_topics=False,
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
-    for number, record in enumerate(records):
-        if failures:  # known early only where the queue was full
-            break
-        offsets.append(None)
-        told = partial(delivered, number)
-        produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=told)
+    try:
+        for number, record in enumerate(records):
+            if failures:  # known early only where the queue was full
+                break
+            offsets.append(None)
+            told = partial(delivered, number)
+            produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=told)
+    except (KafkaException, SystemError) as refused:  # the client knows the topic, or has ended
+        failures.append(_reason(refused))
     unsent = 0
     try:
         unsent = producer.flush(WRITE_TIMEOUT_S + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from retryapp.core.checks import check_kind, check_word, first_problem
-from retryapp.core.control import MAX_WORDS, OF_LETTERS, Verb
+from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import JobVerb, LetterFilter
@@ -116,6 +117,10 @@ class HandlerJobs:
     async def command(self, verb: str, job: str, *, why: str, by: str = "", wait: Duration = "30s") -> Told:
         """Steer a job: `pause`, `resume` or `cancel`; return what the partitions say that have a part of it."""
         check_word("verb", verb, ("pause", "resume", "cancel"))
+        expected = "the id of a job, as begin returns it"
+        check_kind("job", job, str, expected)
+        if not re.fullmatch(JOB_ID, job):
+            raise InvalidSettingError("job", job, f"expected {expected}")
         check_reason(why, by)
         words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_job, self.connection, self.topology, job, JobVerb(f"job-{verb}"), **words)

@@ -37,6 +37,7 @@ from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
 from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS, to_frame
+from retryapp.pipeline.security import java_options
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.state import WRITER, State, read_state
 from retryapp.pipeline.tables import Tables
@@ -84,6 +85,7 @@ class Archive:
         now_ms: Callable[[], int],
         rows_per_batch: int | None = None,
     ) -> None:
+        java_options(connection)  # refuses what Java cannot be told, also where nothing is to be read yet
         self._spark = lake.spark
         self._connection = connection
         self._tables = Tables(lake)

@@ -5,6 +5,7 @@ A property that begins with ``kafka.`` is meant for Java as it is, and wins; lib
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,7 @@ def java_options(connection: KafkaConnection) -> dict[str, str]:
     options = {name: value for name, value in given.items() if name in _SAME}
     if "security.protocol" in options:
         options["security.protocol"] = options["security.protocol"].upper()
-    return {**options, **_login(given), **_certificates(given), **passed}
+    return {**options, **_login(given), **_certificates(given, passed), **passed}
 
 
 def _login(given: dict[str, str]) -> dict[str, str]:
@@ -69,21 +70,41 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _certificates(given: dict[str, str]) -> dict[str, str]:
+def _certificates(given: dict[str, str], java: Collection[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     trusted = given.get("ssl.ca.pem") or _text(given, "ssl.ca.location")
     if trusted is not None:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
     certificate = given.get("ssl.certificate.pem") or _text(given, "ssl.certificate.location")
     key = given.get("ssl.key.pem") or _text(given, "ssl.key.location")
-    if certificate is not None and key is not None:
+    if "ssl.keystore.location" in given:
+        options |= _keystore(given)
+    elif certificate is not None and key is not None:
         options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
-    if "ssl.key.password" in given:
-        options["ssl.key.password"] = given["ssl.key.password"]
+        if "ssl.key.password" in given:
+            options["ssl.key.password"] = given["ssl.key.password"]
+    elif "ssl.engine.location" in given and not any(name.startswith("ssl.keystore.") for name in java):
+        problem = "Java's client has no OpenSSL engines; give the pipeline a keystore, as kafka.ssl.keystore.location"
+        raise InvalidSettingError("ssl.engine.location", given["ssl.engine.location"], problem)
     checked = given.get("ssl.endpoint.identification.algorithm")
     if checked is not None:
         options["ssl.endpoint.identification.algorithm"] = "" if checked == "none" else checked
     return options
+
+
+def _keystore(given: dict[str, str]) -> dict[str, str]:
+    """Return librdkafka's keystore, which is PKCS#12: one password for the store and its key, so no `ssl.key.password`.
+
+    Unlike PEM it is bytes, which Java takes from a file only: executors need it at the same place.
+    """
+    place = given["ssl.keystore.location"]
+    if not Path(place).is_file():
+        raise InvalidSettingError("ssl.keystore.location", place, "expected a PKCS#12 file, and there is none")
+    return {
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(Path(place).resolve()),
+        "ssl.keystore.password": given.get("ssl.keystore.password", ""),  # without one Java opens no store
+    }
 
 
 def _text(given: dict[str, str], name: str) -> str | None:

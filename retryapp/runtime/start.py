@@ -25,6 +25,7 @@ from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER
 
 BRIEF_S: Final = 60.0
 _LOOK_S: Final = 0.2
+_SCRAPE_S: Final = 1.0  # how long a stop waits for a scrape, twice: the consumer leaves its group after that
 _LIBRARIES: Final = ("aiokafka", "faust", "mode", "retryapp.runtime")  # the last one: services say that they start
 _TABLES: Final = "aiokafka.consumer.subscription_state"  # draws a table of topics, also of our own readers'
 
@@ -115,7 +116,7 @@ class MetricsPort(Service):
     async def on_start(self) -> None:
         site = web.Application()
         site.router.add_get("/metrics", self._metrics)
-        self._runner = web.AppRunner(site, access_log=None)
+        self._runner = web.AppRunner(site, access_log=None, shutdown_timeout=_SCRAPE_S)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
 

@@ -45,7 +45,7 @@ from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
-from retryapp.web.turns import Turns, compute
+from retryapp.web.turns import Daemons, Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
@@ -59,7 +59,7 @@ List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 
 _searches: Final = Turns(4)  # they read topics, or look into messages, headers and values: that may take long
 _decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
-_readings: Final = ThreadPoolExecutor(4, thread_name_prefix="readings")
+_readings: Final = Daemons(4, "readings")
 """Of single records: a broker that has just gone holds a thread longer than its page waits."""
 
 

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import trustme
 from confluent_kafka.admin import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.hazmat.primitives.serialization.pkcs12 import serialize_key_and_certificates
+from cryptography.x509 import load_pem_x509_certificates
 
 from harness.brokers import running_broker
 from harness.operator import Operator, answered
@@ -60,7 +68,12 @@ def make_certificates(folder: Path) -> Certificates:
     server = authority.issue_cert(LOOPBACK, "localhost")
     key = load_pem_private_key(server.private_key_pem.bytes(), None)
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())  # the only form that Kafka reads
-    (folder / "broker.pem").write_bytes(pem + b"".join(part.bytes() for part in server.cert_chain_pems))
+    chain = b"".join(part.bytes() for part in server.cert_chain_pems)
+    (folder / "broker.pem").write_bytes(pem + chain)
+    certificate, *others = load_pem_x509_certificates(chain)
+    protection = BestAvailableEncryption(PASSWORD.encode())
+    store = serialize_key_and_certificates(b"it", key, certificate, others, protection)  # type: ignore[arg-type]
+    (folder / "broker.p12").write_bytes(store)
     return made
 
 

@@ -44,7 +44,8 @@ class Analysts:
 
     def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
-        taken = TakenCut(GROUP, cut(*offsets), {}, {f"{GROUP}.{MAIN}.dlq": None})
+        dlq = f"{GROUP}.{MAIN}.dlq"
+        taken = TakenCut(GROUP, cut(*offsets), {}, {dlq: None}, lives={dlq: "id-dlq"})
         job = Analysis(self.lake, now_ms=lambda: NOON_MS)
         return job.run([taken], broker=broker, client_config=login)
 

@@ -158,11 +158,11 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("way", ["sasl_tls", "tls"])
+@pytest.mark.parametrize("way", ["sasl_tls", "tls", "keystore"])
 def test_spark_gets_in_with_what_the_other_clients_have(
     command: CommandLine, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
 ) -> None:
-    """A SCRAM login over TLS, and a client certificate: the same file of properties serves, with rights to look."""
+    """A SCRAM login over TLS, a client certificate in PEM or a keystore: the same file serves, with rights to look."""
     group = Group(KafkaConnection(secured.plain), topology)
     group.make(partitions=1)
     group.dead(0, dead(0))
@@ -179,12 +179,18 @@ def test_spark_gets_in_with_what_the_other_clients_have(
             "ssl.certificate.location": certificate,
             "ssl.key.location": certificate,
         },
+        "keystore": {
+            "security.protocol": "SSL",
+            "ssl.keystore.location": str(secured.certificates.folder / "broker.p12"),
+            "ssl.keystore.password": PASSWORD,
+        },
     }[way] | {"ssl.ca.location": str(secured.certificates.ca)}
     config = tmp_path / "client.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     look = rights_of_people("look", billing=topology.group, orders=topology.main)
     grant(Operator(secured.plain), look, "*")  # a certificate's name is its subject
-    where = ("--broker", getattr(secured, way), "--group", topology.group, "--client-config", str(config))
+    address = secured.sasl_tls if way == "sasl_tls" else secured.tls
+    where = ("--broker", address, "--group", topology.group, "--client-config", str(config))
     code, facts = command("archive", *where)
     assert (code, facts["groups"][0]["rows"]) == (0, 1), facts
     code, facts = command("status", *where)

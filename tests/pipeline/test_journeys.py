@@ -140,7 +140,8 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
     assert [journeys[5][name] for name in names] == [1, None, None]
     funnel = figures.funnel(tables.ways)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
-    letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
+    dlq = f"{tables.group}.{MAIN}.dlq"
+    letters = retention(tables.journeys, {dlq: 10**12}, {dlq: "id-dlq"}, now_ms=NOON_MS)
     assert [row["dead"] for row in letters] == [6]
     assert [each.name for each in checks.of_journeys(tables.journeys)[0] if each.is_error and each.failures] == []
 
@@ -360,5 +361,6 @@ def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dea
     assert tables.counted(*sums) == [6, 3, 3, 0, 0, 1, 2, 0, 0]
     summed = tables.rollup.where("fingerprint = 'f2'").agg({"dead": "sum", "records": "sum"})
     assert summed.first() == (3, 3)
-    letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 1}, now_ms=NOON_MS)
+    dlq = f"{tables.group}.{MAIN}.dlq"
+    letters = retention(tables.journeys, {dlq: 1}, {dlq: "id-dlq"}, now_ms=NOON_MS)
     assert letters == [], "no letter of these will be forgotten"

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from pages import DAY_MS, EVIL, NOON_MS, facts
+from pages import DAY_MS, EVIL, MINUTE_MS, NOON_MS, facts
 
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
@@ -209,6 +209,20 @@ def test_what_was_discarded_is_nothing_to_do() -> None:
     assert (shown["todo"], shown["totals"]["dead"]) == ([], 431)
     page = to_page(shown)
     assert "Nothing: all checks hold, and no retention is near." in page
+
+
+def test_a_cause_that_came_back_has_the_colour_that_the_facts_gave_it() -> None:
+    """It is drawn before deadlier ones: the legend is of the causes of the time line, and of no others."""
+    drawn = ["f6f6f6", "f0f0f0", "f1f1f1", "f2f2f2", "f3f3f3"]
+    rows = [
+        {"fingerprint": fingerprint, "from_ms": NOON_MS, "length_ms": MINUTE_MS, "failures": 5}
+        for fingerprint in (*drawn, None)
+    ]
+    shown = facts(timeline=rows)
+    picture = to_page(shown).split('aria-label="Failed attempts over time by cause"')[1].split("</figure>")[0]
+    legend = {row["fingerprint"] for row in shown["causes"] if row["cause_id"][-6:] in picture}
+    assert legend == set(drawn)
+    assert all(f"var(--c{number})" in picture for number in range(1, 6))
 
 
 def test_a_chart_has_a_bar_for_each_cause() -> None:

@@ -87,6 +87,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         start_kept_broker(tmp_path, tmp_path / "file" / "data", port=9092)
 
 
+def test_a_broker_that_nobody_could_find_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran on, and no command knew of it, where its state could not be written."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(broker: Broker, **_options: object) -> None:
+        broker._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        processes.append(broker._process)
+
+    monkeypatch.setattr(Broker, "start", start)
+    (tmp_path / "broker.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        start_kept_broker(tmp_path, tmp_path, port=9092)
+    assert processes[0].poll() is not None
+
+
 def test_the_broker_of_a_run_is_not_fenced_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It never starts again after a kill, which would wait for the end of the former session."""
     monkeypatch.setattr(Broker, "start", lambda _broker, **_options: None)

@@ -351,6 +351,8 @@ async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: 
         await retries.command_handler("pause", "orders", why="down", by=None)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettingError, match="circuit"):  # it paused the whole handler
         await retries.command_handler("pause", "orders", why="down", circuit="ledger")
+    with pytest.raises(InvalidSettingError, match="setting circuit=5: expected the name"):
+        await retries.command_handler("outage-open", "orders", why="down", circuit=5)  # type: ignore[arg-type]
     with pytest.raises(LookupError):
         await retries.command_handler("pause", "refunds", why="down")
 
@@ -374,6 +376,9 @@ async def test_jobs_are_of_a_handler_and_refuse_what_names_no_letters(retries: R
     ):
         with pytest.raises(InvalidSettingError, match="why="):
             await call
+    for job in ("", "no id", "j" * 65, "j1\n", None):
+        with pytest.raises(InvalidSettingError, match=r"setting job=.*: expected the id of a job"):
+            await jobs.command("pause", job, why="down")  # type: ignore[arg-type]
 
 
 async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:

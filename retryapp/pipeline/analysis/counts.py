@@ -155,29 +155,34 @@ def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
     return [each for each in found if each["analysis"] != each["ledger"]]
 
 
-def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms: int) -> list[dict[str, Any]]:
+def retention(
+    journeys: DataFrame, kept_ms: Mapping[str, int | None], lives: Mapping[str, str], *, now_ms: int
+) -> list[dict[str, Any]]:
     """Return what dead-letter topics will forget, the next loss first.
 
-    ``kept_ms`` is how long topics keep records (None: no limit); one that is not in it ``was_deleted``. Of the ``dead``
-    records of each topic, ``gone`` are past that time, or went with the topic, ``within_day`` and ``within_week`` will
-    be; ``next_loss_ms`` is when the next one is.
+    ``kept_ms`` is how long topics keep records (None: no limit), ``lives`` has their ids. One that is not there, or has
+    another id, ``was_deleted``: its letters have a row of their own. Of the ``dead`` records of each row, ``gone`` are
+    past that time, or went with the topic, ``within_day`` and ``within_week`` will be; ``next_loss_ms`` is when the
+    next one is.
     """
     limits = {topic: length_ms for topic, length_ms in kept_ms.items() if length_ms is not None}
     by_topic = F.map_from_arrays(
         F.lit(list(limits)).cast("array<string>"), F.lit(list(limits.values())).cast("array<bigint>")
     )
     letters = (F.col("fate") == "dead") & ~F.col("last_topic").endswith(".events")
-    dead = journeys.where(letters).withColumn("retention_ms", F.try_element_at(by_topic, F.col("last_topic")))
+    present = [f"{topic} {lives.get(topic)}" for topic in kept_ms]
+    was_deleted = F.col("was_deleted")
+    limit = F.when(~was_deleted, F.try_element_at(by_topic, F.col("last_topic")))
+    dead = journeys.where(letters).withColumn("was_deleted", ~F.concat_ws(" ", "last_topic", "last_life").isin(present))
+    dead = dead.withColumn("retention_ms", limit)
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
-    was_deleted = ~F.col("last_topic").isin(list(kept_ms))
 
     def within(most_ms: int) -> Column:
         return F.count_if((left > 0) & (left <= most_ms))
 
-    found = dead.groupBy("group", "main", F.col("last_topic").alias("topic")).agg(
+    found = dead.groupBy("group", "main", F.col("last_topic").alias("topic"), "was_deleted").agg(
         F.max("retention_ms").alias("retention_ms"),
         F.count(F.lit(1)).alias("dead"),
-        F.max(was_deleted).alias("was_deleted"),
         F.count_if(was_deleted | (left <= 0)).alias("gone"),
         within(DAY_MS).alias("within_day"),
         within(7 * DAY_MS).alias("within_week"),

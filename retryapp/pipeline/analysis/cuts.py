@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import Column
@@ -25,6 +25,7 @@ class TakenCut:
     ends: Mapping[tuple[str, int], int]  # of our own topics then, after the open transactions; at rest they stay so
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
     gone: tuple[str, ...] = ()  # main topics that were deleted, although their handlers' other topics are there
+    lives: Mapping[str, str] = field(default_factory=dict)  # topic of ours → its id
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
@@ -40,7 +41,8 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
         (cluster_id, group, name, states[name].topic_id, number, committed[name, number]) for name, number in places
     ]
     ends = positions.settled_ends(places_of(ours))
-    return TakenCut(group, rows, ends, retention_of(admin, [life.topic for life in ours]), gone)
+    lives = {life.topic: life.topic_id for life in ours}
+    return TakenCut(group, rows, ends, retention_of(admin, lives), gone, lives)
 
 
 def is_present(cut: Cut) -> Column:

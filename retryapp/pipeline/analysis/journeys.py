@@ -32,7 +32,7 @@ _OF_MARK: Final = ("epoch", "found_offset", "topic", "station", "replays")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
     "station", "topic_id", "partition", "offset", "replays", "attempt", "ended_ms", "reason", "due_at_ms", "tier",
-    "topic", "epoch", "found_offset", "timestamp_ms",
+    "topic", "life", "epoch", "found_offset", "timestamp_ms",
 )  # fmt: skip
 _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash")
 
@@ -56,7 +56,7 @@ def traces_of(readings: DataFrame) -> DataFrame:
     rank = F.when(is_mark, F.col("found_offset") + len(STATIONS) + 1).otherwise(rank)
     is_guess = (F.col("said.reason") == DeadReason.DAMAGED.value) & kind.isin(*_DEAD)
     late = F.when(is_mark & (kind != MOVED), 2).when(is_guess, 1).otherwise(0)
-    own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
+    own = ("cluster_id", "group", "main", "topic", "life", "epoch", "found_offset", "timestamp_ms", "key_hash")
     said = (column.alias(name) for name, column in renamed.items())
     return traces.select(*own, *said, kind.alias("station"), rank.alias("rank"), late.alias("late"))
 
@@ -132,6 +132,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         "last_attempt": F.when(is_replayed, 0).when(~is_again, F.col("last.attempt")),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
         "last_topic": F.col("last.topic"),
+        "last_life": F.col("last.life"),
         "last_offset": F.col("last.found_offset"),
         "last_timestamp_ms": F.col("last.timestamp_ms"),
     }

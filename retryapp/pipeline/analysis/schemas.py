@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 11  # of these tables and of the decoder; a result of another one does not stand
+ANALYSIS_VERSION: Final = 12  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -84,6 +84,7 @@ JOURNEYS: Final = table(
     error_message string of the last failure
     fingerprint string of the last failure
     last_topic string topic on which it was seen last
+    last_life string id of that topic, which was deleted and made again if it has another one now
     last_offset long offset there, in its partition
     last_timestamp_ms long when the broker took that
     """,

@@ -51,7 +51,8 @@ def collect(
     def rest() -> tuple[list[Facts], list[Facts]]:
         late, hour_ms = derived.read(DELAYS_TABLE, run_id), _begin(since_ms, HOUR_MS)
         lengths = figures.delays_of(late if hour_ms is None else late.where(F.col("bin_ms") >= hour_ms))
-        return lengths, retention(derived.read(JOURNEYS_TABLE, run_id), result["state"]["kept_ms"], now_ms=now_ms)
+        kept_ms, lives = result["state"]["kept_ms"], result["state"]["lives"]
+        return lengths, retention(derived.read(JOURNEYS_TABLE, run_id), kept_ms, lives, now_ms=now_ms)
 
     rollup = derived.read(ROLLUP_TABLE, run_id).cache()
     try:

@@ -45,7 +45,9 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
     for row in causes:  # a cause has a row for each reason
         names.setdefault(row["fingerprint"], _cause(row))
     if facts["timeline"]:
-        found["timeline"] = charts.over_time(facts["timeline"], dict(islice(names.items(), 5)))
+        drawn = {row["fingerprint"] for row in facts["timeline"]}  # the facts say which have a colour of their own
+        coloured = {fingerprint: name for fingerprint, name in names.items() if fingerprint in drawn}
+        found["timeline"] = charts.over_time(facts["timeline"], coloured)
     if causes:
         shown = set(islice(names, 8))
         bars = [{**row, "name": names[row["fingerprint"]]} for row in causes if row["fingerprint"] in shown]

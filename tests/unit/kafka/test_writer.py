@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from typing_extensions import override
 
-from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.errors import BrokerUnreachableError, TopicMissingError
 from retryapp.core.hops import Outgoing
 from retryapp.kafka import KafkaConnection, writer
 from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
@@ -115,3 +115,21 @@ def test_a_login_that_may_write_to_no_topic_is_told_so(bootstrap: str, monkeypat
     monkeypatch.setattr(writer, "Producer", Refused)
     with pytest.raises(AccessDeniedError, match=r"write to topic orders .* Topic authorization failed"):
         write_records(KafkaConnection(bootstrap), "orders", [record()])
+
+
+def test_what_the_client_refuses_at_once_is_named(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it knows the topic it takes nothing for a partition, or a login, that is none; its own error got out."""
+    told = list[bytes | None]()
+
+    class Knowing(Producer):
+        @override
+        def produce(self, topic: str, value: bytes | None = None, *given: Any, **more: Any) -> None:
+            self.list_topics(topic, 10)
+            told.append(value)
+            super().produce(topic, value, *given, **more)
+
+    monkeypatch.setattr(writer, "Producer", Knowing)
+    nowhere = Outgoing("orders", 99, None, b"nowhere", ())
+    with pytest.raises(TopicMissingError, match="orders"):
+        write_records(KafkaConnection(bootstrap), "orders", [record(), nowhere, record()])
+    assert told == [b"x", b"nowhere"]

@@ -162,6 +162,7 @@ def test_a_main_topic_that_was_deleted_leaves_the_others_to_be_analysed(monkeypa
     monkeypatch.setattr(cuts, "Positions", lambda _: positions)
     taken = cuts.take_cut(admin, "billing")
     assert (taken.rows, taken.gone) == ([("c", "billing", "orders", "id", 0, 7)], ("refunds",))
+    assert taken.lives == {each.dlq: "id" for each in handlers}
 
 
 def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:

@@ -40,6 +40,19 @@ def test_certificates_travel_as_text(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("password", [{}, {"ssl.keystore.password": "hush"}])
+def test_a_keystore(tmp_path: Path, password: dict[str, str]) -> None:
+    """The whole of a client certificate; librdkafka opens its key with the store's password, as Java does."""
+    (place := tmp_path / "client.p12").write_bytes(b"\x30\x82")
+    others = {"security.protocol": "ssl", "ssl.key.password": "of another key"}
+    options = source_options(KafkaConnection("b:9092", {"ssl.keystore.location": str(place), **password, **others}))
+    assert {name: value for name, value in options.items() if ".ssl." in name} == {
+        "kafka.ssl.keystore.type": "PKCS12",
+        "kafka.ssl.keystore.location": str(place),
+        "kafka.ssl.keystore.password": password.get("ssl.keystore.password", ""),
+    }
+
+
 def test_javas_own_words_pass_and_win() -> None:
     """What begins with `kafka.` is for Java; librdkafka never sees it."""
     connection = KafkaConnection(
@@ -54,6 +67,8 @@ def test_javas_own_words_pass_and_win() -> None:
     [
         ({"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": "b"}, "kafka.sasl.jaas.config"),
         ({"ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
+        ({"ssl.keystore.location": "/nowhere/client.p12"}, "ssl.keystore.location"),
+        ({"ssl.engine.location": "/usr/lib/pkcs11.so"}, "kafka.ssl.keystore.location"),
     ],
 )
 def test_what_cannot_be_said_in_java_is_named(options: dict[str, str], named: str) -> None:

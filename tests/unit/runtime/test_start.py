@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from retryapp.broker.probe import LOOPBACK, free_ports
 from retryapp.core.errors import StoreBrokenError
 from retryapp.ports import PartitionInfo
 from retryapp.runtime import start
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.start import BriefStart, announce
+from retryapp.runtime.start import BriefStart, MetricsPort, announce
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,24 @@ async def test_the_start_line_waits_for_stores_that_break_and_for_numbers(
         await announce(runtime, None, None, lambda: ended.append(True))
     assert [record.message for record in caplog.records] == ["retryapp.ready: 1 partition, 7 waiting"]
     assert ended == [True]
+
+
+async def test_a_scrape_that_does_not_end_keeps_no_worker_in_its_group(runtime: Runtime) -> None:
+    """This port stops before the consumer leaves: two minutes long nobody had the partitions."""
+    begun = asyncio.Event()
+
+    async def scrape() -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    runtime.scrape = scrape
+    (number,) = free_ports(1)
+    port = MetricsPort(runtime, LOOPBACK, number)
+    await port.on_start()
+    _, writer = await asyncio.open_connection(LOOPBACK, number)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+    await begun.wait()
+    async with asyncio.timeout(10):
+        await port.on_stop()
+    writer.close()
