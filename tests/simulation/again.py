@@ -50,6 +50,7 @@ class Again:
             story.cancelled_ms = story.held_ms = inf
             story.deferred.clear()
             story.freed.clear()
+            story.runs.clear()
 
     def _waits(self, origin: Origin) -> bool:
         return any(origin_of(origin[0], identity) == origin for identity in self._stores.waiting(origin[0]))

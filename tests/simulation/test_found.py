@@ -60,6 +60,8 @@ FOUND = {
     "The judge asked for it, although the lane had heard of nothing since.",
     20159953: "The offset passes a record that comes again and was held before. "
     "The judge took its run for one of the held row, which it looked for in vain beside the next suspect.",
+    22545827: "A record that comes again runs in the session in which its row has ended before. "
+    "Its attempts were due at the same instants, which its handler names, since the clock was set back.",
     20134614: "What waits goes on where a command takes the newer one away that was to replace it. "
     "Its row was put aside for the session: of its key nothing was known any more.",
     12382626: "What ran behind a duplicate waits for the offset with it, in an order. "

@@ -468,6 +468,8 @@ class Commands:
         """Release what waits now and was released before: at once, so that no deadline comes first."""
         main = self._transport.place.main
         for key, value, row, metadata in self._releases.obey():
+            if self._rows.is_replaced(key[IDENTITY_AT:], row):
+                continue
             effect = self._rows.released(row, metadata, key[IDENTITY_AT:])
             steering = self._jobs.steering.written
             self._change(key, value, effect, Verb.RELEASE, metadata, source=main, next_offset=0, steering=steering)

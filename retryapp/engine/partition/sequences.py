@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedRowError, NewerRowError
@@ -107,6 +107,8 @@ class Sequences:
         """Rows that are not in the table yet: their sequences, by identity."""
         self._owed: dict[int, bytes] = {}
         """Heads that have ended before a row of their sequence, and may not be in the lane yet, by offset."""
+        self._gone: set[bytes] = set()
+        """Rows whose records the main topic has lost with its end. They are before all others."""
         self._unread = Unread()
         self.lost: list[bytes] = []
         """Rows that stop sequences and cannot be read, by identity: those of the session's begin, rising."""
@@ -149,15 +151,17 @@ class Sequences:
                 self._unread.add(identity)
         if name is not None:
             self._lines.setdefault(name, Line()).rows.append(identity)
+            if origin_offset(identity) >= self._end_offset:
+                self._gone.add(identity)
             if self._is_early(identity):
                 self._early.append((origin_offset(identity), name, time))
 
     def _position(self, identity: bytes) -> tuple[bool, bytes]:
-        """Return what orders rows; those of a former main topic of this name come first."""
-        return identity[:OFFSET_AT] == self._prefix, identity
+        """Return what orders rows; those of a former main topic of this name, or beyond its end, come first."""
+        return identity[:OFFSET_AT] == self._prefix and identity not in self._gone, identity
 
     def _is_early(self, identity: bytes) -> bool:
-        return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) >= self._reached
+        return self._position(identity)[0] and origin_offset(identity) >= self._reached
 
     # -- first deliveries ----------------------------------------------------------------------------------------
 
@@ -200,29 +204,21 @@ class Sequences:
         """Settle a first delivery with a held row; tell whether that fits."""
         handler, record, now_ms = self._context.handler, run.record, self._context.clock.wall_ms()
         origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
-        row = to_held_row(
-            record,
-            topology=handler.topology,
-            handler=handler.name,
-            topic_id=origin.topic_id,
-            policy_digest=handler.policy_digest,
-            now_ms=now_ms,
-        )
+        told: Any = {"topology": handler.topology, "handler": handler.name, "policy_digest": handler.policy_digest}
+        row = to_held_row(record, topic_id=origin.topic_id, now_ms=now_ms, **told)
         value, identity = encode_row(row), identity_of(origin)
         if len(value) + BESIDE_ROW_BYTES > self._context.max_bytes:
             return False
         name_of_failure = failure_id(handler.group, origin)
-        event = Held(
-            group=handler.group,
-            handler=handler.name,
-            failure_id=name_of_failure,
-            origin=origin.text,
-            at_ms=now_ms,
-        )
-        if line.rows and self._position(line.rows[-1]) > self._position(identity):  # of a handler without an order
-            insort(line.rows, identity, key=self._position)
-        else:
-            line.rows.append(identity)
+        named: Any = {"group": handler.group, "handler": handler.name, "failure_id": name_of_failure}
+        event = Held(origin=origin.text, at_ms=now_ms, **named)
+        at = len(line.rows)
+        if line.rows and self._position(line.rows[-1]) >= self._position(identity):  # of a handler without an order
+            at = bisect_left(line.rows, self._position(identity), key=self._position)
+            if line.rows[at] == identity:  # of a record that its topic has lost: that one ends first
+                return False
+        line.rows.insert(at, identity)
+        line.failed = line.failed and at > 0
         self._unwritten[identity] = name
         turn = settling(
             record,
@@ -358,7 +354,8 @@ class Sequences:
 
         Tell whether its turn must be handed over now: a row comes after it, whose turn does not wait for the offset.
         """
-        if turn is not None and self._unread.end(run.place):
+        replaced = isinstance(turn, Turn) and any(row.identity == run.place for row in turn.rows)
+        if turn is not None and (run.claim is not None or replaced) and self._unread.end(run.place):
             for each in list(self._lines):
                 self.advance(each)
         name = run.sequence
@@ -373,7 +370,7 @@ class Sequences:
                 line.rows.popleft()
             elif run.claim is None and waits:
                 line.rows.appendleft(identity_of(run.origin))
-            if waits and self._holding.releases:
+            if waits and (run.claim is None or self._holding.releases):
                 self._unwritten[run.place] = name
             line.failed = waits
         line.first, line.running = False, before_row
@@ -453,7 +450,7 @@ class Sequences:
         if self._is_early(identity):
             insort(self._early, (origin_offset(identity), name, row_header(value, _TIME)), key=lambda each: -each[0])
         line = self._lines.setdefault(name, Line())
-        first = int(line.running and not line.first and bool(line.rows))
+        first = int(line.running and not line.first and bool(line.rows) and name not in self._owed.values())
         if identity not in line.rows:  # else its sequence has stopped for it
             at = bisect_left(line.rows, self._position(identity), first, key=self._position)
             line.rows.insert(at, identity)
@@ -463,7 +460,7 @@ class Sequences:
 
     def _is_behind(self, identity: bytes, run: Run) -> bool:
         """Tell whether a row comes after a first delivery: the handler had no order when it was written."""
-        return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) > run.record.offset
+        return self._position(identity)[0] and origin_offset(identity) > run.record.offset
 
     def _is_busy(self, name: bytes, line: Line) -> bool:
         # a record that is dead, and of which nobody knows whom it is to stop, stops all: its turn pauses the partition

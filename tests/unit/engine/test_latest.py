@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from doubles import (
 
 from retryapp.core.control import Verb
 from retryapp.core.lifecycle import Superseded
-from retryapp.core.verdicts import Reject, Skip
+from retryapp.core.verdicts import Defer, Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.partition.latest import READ_S
 from retryapp.ports import Event
@@ -334,3 +335,53 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
         gate.let(b"2")
         await orders.to_rest()
         assert (gate.started, [told[:2] for told in superseded(orders)]) == ([b"other", b"2"], [(0, 2)])
+
+
+async def test_none_goes_on_that_is_older_than_one_that_was_superseded() -> None:
+    """A command takes away what has superseded both."""
+    async with serving(Gate(), "1h", b"1", b"2", b"3", key=b"a", concurrency=9) as (orders, gate):
+        for value, error in ((b"1", BankDownError()), (b"2", None), (b"3", BankDownError())):
+            await gate.end(orders, value, error)
+        await orders.advance(500)
+        assert committed(orders) == 3
+    transport = orders.transport
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    async with serving(Gate(), "1h", transport=transport, **LATEST) as (orders, gate):
+        await orders.advance(1_000)
+        assert superseded(orders) == [(1, 2, 0, 0), (0, 1, 1, 1)]
+        assert (await orders.command("cancel", 2))["refused"] is None
+        await pass_time(orders, 7_200_000, 600_000)
+        assert (gate.started, orders.waiting) == ([], {})
+
+
+async def test_an_early_release_brings_no_row_back_that_a_newer_one_replaces() -> None:
+    """Its removal is on its way as the session begins, and the release that was kept comes behind it."""
+    tokens: dict[bytes, str] = {}
+    go, seen = asyncio.Event(), list[bytes]()
+
+    async def defer(value: bytes, delivery: Delivery) -> None:
+        tokens[value] = delivery.token
+        if value == b"1":
+            raise BankDownError
+        await go.wait()
+        raise Defer("1h")
+
+    async def note(value: bytes) -> None:
+        seen.append(value)
+
+    async with serving(defer, "1h*3", b"0", b"1", key=b"a", concurrency=9) as (orders, _):
+        await pass_time(orders, 2_000, 1_000)
+        assert (await orders.command("release", tokens[b"0"]))["after"] == "released"
+        dying = orders.transport.pause(Step.COMMIT, durable=True)
+        go.set()
+        await orders.advance(1_000)
+        assert dying.reached
+    transport = orders.transport
+    slow = transport.pause(Step.COMMIT, after=1)
+    async with MemoryPartition(note, "1h*3", transport=transport, **LATEST) as orders:
+        await orders.advance(1_000)
+        slow.set()
+        await pass_time(orders, 3_602_000, 1_200_000)
+    async with MemoryPartition(note, "1h*3", transport=transport, **LATEST) as orders:
+        await orders.advance(1_000)
+        assert (slow.reached, seen, orders.waiting) == (True, [b"1"], {})

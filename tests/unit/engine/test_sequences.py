@@ -15,6 +15,7 @@ from doubles import (
     about,
     committed,
     events_of,
+    failures,
     held,
     pass_time,
     post,
@@ -23,6 +24,7 @@ from doubles import (
     serving,
 )
 
+from retryapp.core import settled
 from retryapp.core.control import Verb
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
@@ -301,3 +303,64 @@ async def test_replays_behind_a_head_that_runs_keep_their_order() -> None:
         goes_on.set()
         await orders.to_rest()
         assert started[4:] == [b"0", b"1"]
+
+
+async def test_a_replay_ends_before_the_row_of_a_later_record_is_written() -> None:
+    """That one has failed, and its outcome waits for the offset: it is no head that the table lacks."""
+    async with serving(Gate(), "1m", b"0", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"0", Reject("wrong"))
+        await orders.advance(500)
+        await orders.send(b"hangs", key=b"b")
+        await orders.send(b"2", key=b"a")
+        await gate.end(orders, b"2", BankDownError())
+        post(orders, about("back", Verb.REPLAY, 0))
+        await orders.settle()
+        assert gate.started == [b"0", b"hangs", b"2", b"0"]
+        await gate.end(orders, b"0")
+        await orders.advance(1)
+        assert failures(orders) == []
+        gate.let_all()
+        await orders.advance(60_000)
+        assert gate.done[1:] == [b"hangs", b"2"]
+
+
+async def test_a_replay_goes_before_a_row_behind_a_head_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That row has not begun: it waits until the outcome of the head is handed over."""
+    async with serving(Gate(), "1s", b"0", key=b"a", concurrency=9) as (orders, gate):
+        await gate.end(orders, b"0", Reject("wrong"))
+        for value, key, error in ((b"1", b"b", None), (b"2", b"a", None), (b"3", b"a", BankDownError())):
+            await orders.send(value, key=key)
+            await gate.end(orders, value, error)
+        await orders.advance(500)
+        assert committed(orders) == 4
+    orders.transport.broker.notes[MAIN], orders.transport.offsets[MAIN] = "", 1
+    monkeypatch.setattr(settled, "MAX_PAYLOAD_BYTES", 0)  # no outcome goes ahead of the offset
+    transport = orders.transport
+    async with serving(Gate(), "1s", transport=transport, concurrency=9, order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"2")
+        await orders.advance(2_000)
+        assert gate.started == [b"1", b"2"]
+        assert (await orders.command("replay", 0))["refused"] is None
+        await orders.advance(1_000)
+        await gate.end_all(orders)
+        assert gate.started == [b"1", b"2", b"0", b"3"]
+
+
+@pytest.mark.parametrize("verb", ["hold", "reschedule"])
+async def test_a_held_row_before_one_that_a_command_has_moved_runs(verb: str) -> None:
+    """The handler had no order when the later record failed; the earlier one is given up over an opening."""
+    async with serving(Gate(), "1s", b"1", b"3", key=b"a", concurrency=9) as (orders, gate):
+        await gate.end(orders, b"3", BankDownError())
+        await pass_time(orders, 600, 300)
+        assert (orders.waiting, committed(orders)) == ({"1s": 1}, 0)
+    transport = orders.transport
+    transport.broker.notes[MAIN] = ""
+    async with serving(Stubborn(), "1s", order=Order.KEY, concurrency=9, transport=transport) as (orders, handler):
+        await reopen(orders)
+        await orders.advance(200)
+        more = {"hold_ms": 5_000} if verb == "hold" else {"due_at_ms": orders.clock.wall_ms() + 5_000}
+        assert (await orders.command(verb, 1, **more))["refused"] is None
+        await orders.advance(200)
+        handler.over.set()
+        await pass_time(orders, 20_000, 2_000)
+        assert handler.started[:3] == [b"1", b"1", b"1"]

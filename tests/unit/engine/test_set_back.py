@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import CONTROL, DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
+from doubles import CONTROL, DLQ, MAIN, BankDownError, Gate, events_of, failures, pass_time, serving
 
 from retryapp.core import settled
 from retryapp.core.control import Command, Verb
@@ -48,13 +48,19 @@ async def test_a_record_that_waits_keeps_its_row_and_the_others_run_again(order:
         assert [letter.value for letter in orders.records(DLQ)] == [b"dead"]
 
 
-async def test_another_record_at_its_offset_runs() -> None:
-    """The main topic has lost its end, and has others there since."""
-    transport = await set_back()
+def lose_end(transport: MemoryLaneTransport) -> None:
+    """Empty the main topic, as a broker does that has lost what the others had."""
     log = transport.broker.logs[MAIN]
     del log.entries[:]
     log.end = 0
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
     transport.clock.advance(1)
+
+
+async def test_another_record_at_its_offset_runs() -> None:
+    """The main topic has lost its end, and has others there since."""
+    transport = await set_back()
+    lose_end(transport)
     transport.append(MAIN, b"", b"another")
     async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (_, gate):
         assert gate.started == [b"another"]
@@ -197,3 +203,50 @@ async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order
         assert gate.started == [b"hangs", b"dead"]
         await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)
+
+
+async def lost_end(*before: bytes) -> MemoryLaneTransport:
+    """Return what a worker has left that has failed a record of key a, behind others; the topic has lost its end."""
+    async with serving(Gate(), "1m*3", concurrency=3, order=Order.KEY) as (orders, gate):
+        for value, key in (*((each, b"b") for each in before), (b"old", b"a")):
+            await orders.send(value, key=key)
+            await gate.end(orders, value, BankDownError() if value == b"old" else None)
+        await orders.advance(500)
+        assert orders.waiting == {"1m": 1}
+        transport = orders.transport
+    lose_end(transport)
+    return transport
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_another_record_at_the_offset_of_a_row_goes_all_its_way(order: Order) -> None:
+    """In an order, its outcome takes no row away that it has just written, and no row of its place is there twice."""
+    transport = await lost_end()
+    transport.append(MAIN, b"a", b"new")
+    async with serving(Gate(), "1m*3", concurrency=3, order=order, transport=transport) as (orders, gate):
+        for _ in range(60):
+            await orders.advance(10_000)
+            for value in gate.running:
+                gate.let(value, BankDownError())
+            await orders.settle()
+        assert (orders.waiting, failures(orders), gate.started.count(b"new")) == ({}, [], 4)
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_a_row_beyond_the_end_of_its_topic_runs(order: Order) -> None:
+    """In an order, too: nothing that is still to come is before it."""
+    transport = await lost_end()
+    async with serving(Gate(), "1m*3", concurrency=3, order=order, transport=transport) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.started == [b"old"]
+
+
+async def test_a_row_beyond_the_end_of_its_topic_replaces_no_new_record() -> None:
+    """It is older, although its offset is not."""
+    transport = await lost_end(b"other")
+    async with serving(Gate(), "1m", concurrency=3, order=Order.LATEST, transport=transport) as (orders, gate):
+        gate.let_all()
+        await orders.send(b"new", key=b"a")
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done == [b"new"]

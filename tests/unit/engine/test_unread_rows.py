@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from doubles import (
+    MAIN,
     BankDownError,
     Gate,
     damage,
@@ -366,3 +367,21 @@ async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> 
         await resume(orders, "r")
         await orders.send(b"1")
         assert bank.seen == [b"1"]
+
+
+async def test_a_first_delivery_leaves_the_damaged_row_of_its_record_to_its_own_end() -> None:
+    """The offset was set back, so the record comes again; its row is dead with its own bytes all the same."""
+    async with serving(Gate(), "1h", b"0", b"1", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"0", BankDownError())
+        await orders.advance(500)
+        damage(orders, 1)
+    transport = orders.transport
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 1
+    transport.append(MAIN, b"b", b"other")
+    async with serving(Gate(), "1h", max_in_flight=1, order=Order.LATEST, transport=transport) as (orders, gate):
+        await orders.advance(100)
+        assert gate.started == [b"1"]
+        gate.let_all()
+        await pass_time(orders, 120_000, 60_000)
+        assert orders.waiting == {}
+        assert [letter.reason for letter in orders.dead_letters] == ["damaged"]
