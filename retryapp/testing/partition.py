@@ -26,6 +26,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from retryapp.core.checks import check_word
 from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.durations import duration_text
 from retryapp.core.errors import InvalidSettingError
@@ -281,7 +282,9 @@ class MemoryPartition:
 
         Raises:
             AssertionError: there is no outcome, as while the partition does not run.
+            InvalidSettingError: there is no such verb.
         """
+        check_word("verb", verb, Verb)
         topology, number = self.handler.topology, next(_COMMANDS)
         place = topology.main, self.engine.context.topic_id, self._site.partition
         name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))

@@ -345,7 +345,8 @@ class Handler:
         try:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
-            raise UndecodableError(_type_text(self.value_type), _problem(exc)) from None  # the cause quotes the value
+            problem = "it is null" if value is None else _problem(exc)  # the cause quotes the value
+            raise UndecodableError(_type_text(self.value_type), problem) from None
 
 
 def _adapter_of(value_type: Any) -> TypeAdapter[Any] | None:

@@ -141,7 +141,7 @@ class RowCommands:
             due = "it is dead at once, as overflow: more records of its key wait than may (max_sequence_size)"
             due += "; deliveries are paused" if self._context.pace.paused else ""
         text = "it runs after the earlier records of its key" if free.held else due
-        text = "somebody holds it on" if free.hold & OPERATOR else text
+        text = "somebody still holds it" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
 
     def _is_surplus(self, identity: bytes, row: PendingRow) -> bool:

@@ -291,7 +291,7 @@ async def test_an_operator_may_hold_a_deferred_record_on() -> None:
     async with serving(Caller(), "1s*9", b"one", b"two") as (orders, caller):
         for offset in (0, 1):
             await orders.command("hold", offset)
-        assert "holds it on" in (await orders.command("release", caller.tokens[0]))["text"]
+        assert "still holds it" in (await orders.command("release", caller.tokens[0]))["text"]
         assert len(caller.seen) == 2
         for offset in (0, 1):
             await orders.command("release", offset)

@@ -204,3 +204,5 @@ def test_a_value_that_cannot_be_decoded_is_not_of_its_declared_type(declared: An
     """It was not `list`, or not `Annotated`."""
     with pytest.raises(UndecodableError, match=rf"^value is not {re.escape(name)}: "):
         make_context(note, value_type=declared).handler.decode(b'"secret"')
+    with pytest.raises(UndecodableError, match=rf"^value is not {re.escape(name)}: it is null$"):
+        make_context(note, value_type=declared).handler.decode(None)

@@ -198,3 +198,14 @@ async def test_a_partition_takes_what_is_declared_of_topics(retries: Retries) ->
         assert "app.orders.dlq" not in {topic for topic, _ in orders.transport.broker.logs}
     with pytest.raises(InvalidSettingError, match="dead_letters='drop': expected in the declaration"):
         MemoryPartition.of(retries, "orders", dead_letters="drop")
+
+
+async def test_a_command_that_is_none_names_those_that_are() -> None:
+    """Before anything is sent."""
+
+    async def handle(_value: bytes) -> None:
+        """Do nothing."""
+
+    async with MemoryPartition(handle, "1s") as orders:
+        with pytest.raises(InvalidSettingError, match="expected one of retry-now, "):
+            await orders.command("retry", 0)
