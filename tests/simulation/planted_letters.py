@@ -64,9 +64,9 @@ def _without_a_fate(
 _to_end = damage.to_end
 
 
-def _unheeded(self: LetterCommands, command: Any, metadata: RetryMetadata, mark: str | None) -> None:
+def _unheeded(self: LetterCommands, command: Any, letter: Any, mark: str | None) -> None:
     """A replay does not look whether the letter was handled."""
-    _check_replay(self, command, metadata, None if mark == MarkKind.HANDLED else mark)
+    _check_replay(self, command, letter, None if mark == MarkKind.HANDLED else mark)
 
 
 _check_replay = LetterCommands._check_replay

@@ -129,13 +129,12 @@ def crashed(run: Run, times: int) -> Turn:
     if (buried := unpack(run)) is not None:
         return buried
     now_ms = run.started_ms = context.clock.wall_ms()
-    error = WorkerCrashedError(context.handler.name, times)
-    return _failed_turn(run, now_ms, error, Dead(DeadReason.CRASHED))
+    return _failed(run, WorkerCrashedError(context.handler.name, times), now_ms, Dead(DeadReason.CRASHED))
 
 
-def _failed(run: Run, error: BaseException, failed_ms: int) -> Turn:
+def _failed(run: Run, error: BaseException, failed_ms: int, decision: Decision | None = None) -> Turn:
     try:
-        return _failed_turn(run, failed_ms, error)
+        return _failed_turn(run, failed_ms, error, decision)
     except Exception as fault:  # noqa: BLE001 - whatever it is: the record is dead with its coordinates, and the fault told
         return last_resort(run, error, fault, failed_ms)
 

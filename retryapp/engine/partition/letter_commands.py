@@ -372,7 +372,7 @@ class LetterCommands:
         if table is not None and (key := table.find(identity)) is not None and self._stopping(identity) is None:
             runs = key in self._claimed
             raise RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
-        self._check_replay(command, metadata, mark)
+        self._check_replay(command, letter, mark)
         if self._sequences is not None and not self._sequences.may_come_back(letter.record.key):
             raise RefusedError(Refusal.SUPERSEDED, "a newer record of its key waits or runs")
         name = f"{letter.topic.topic.removeprefix(self._base).removeprefix('.')}:{letter.record.offset}"
@@ -407,7 +407,8 @@ class LetterCommands:
             size=MARK_BYTES + 2 * len(raw),
         )
 
-    def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
+    def _check_replay(self, command: Command, letter: Letter, mark: str | None) -> None:
+        metadata = letter.metadata
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
         if metadata.reason == DeadReason.DAMAGED:
@@ -425,7 +426,7 @@ class LetterCommands:
             raise RefusedError(Refusal.HANDLED, text)
         if metadata.reason == DeadReason.CRASHED:
             raise RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
-        if self._context.handler.order is Order.LATEST:
+        if self._context.handler.order is Order.LATEST and letter.record.key is not None:
             text = "a newer record of its key may have replaced it; --force replays it all the same"
             raise RefusedError(Refusal.SUPERSEDED, text)
 

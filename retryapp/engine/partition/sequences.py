@@ -215,8 +215,8 @@ class Sequences:
         at = len(line.rows)
         if line.rows and self._position(line.rows[-1]) >= self._position(identity):  # of a handler without an order
             at = bisect_left(line.rows, self._position(identity), key=self._position)
-            if line.rows[at] == identity:  # of a record that its topic has lost: that one ends first
-                return False
+        if identity in self._gone or (at < len(line.rows) and line.rows[at] == identity):
+            return False  # the row of a record that its topic has lost is in its place: that ends first
         line.rows.insert(at, identity)
         line.failed = line.failed and at > 0
         self._unwritten[identity] = name
@@ -390,6 +390,8 @@ class Sequences:
     def applied(self, turns: Sequence[Turn]) -> None:
         """Note that turns are in the table, and that the main topic is read up to where they move its offset."""
         for turn in turns:
+            if self._gone:  # others may come to be in their places
+                self._gone.difference_update(row.identity for row in turn.rows if row.value is None)
             for row in turn.rows if self._unwritten else ():
                 if (name := self._unwritten.pop(row.identity, None)) is not None:
                     self.advance(name)

@@ -86,6 +86,8 @@ class Suspects:
         """A record after the suspects has come: all of them are there."""
         self._cleared = False
         """No mark counts against a record that has come."""
+        self._before = False
+        """A record before the suspects has come, which may run while later ones of these are marked."""
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
@@ -95,6 +97,7 @@ class Suspects:
         """
         place = _place(run)
         ordered = self._context.handler.order is not Order.NONE
+        self._before = self._before or (run.claim is None and place < self._found.first)
         if ordered and self._cleared and run.claim is None:  # what it has waited for is durable: it runs for itself
             self._submit(run)
         elif self._found.first <= place < self._found.end and (self._left > 0 or self._may_be_more(run)):
@@ -229,8 +232,9 @@ class Suspects:
     def _bury(self, run: Run, crashes: int) -> None:
         """Settle a record as dead; its mark stays until that is durable."""
         run.on_end = lambda _settled: None  # its turn must go before the next mark
+        outcome = crashed(run, crashes)
         run.owner.begun(run)
-        run.owner.ended(run, crashed(run, crashes), None)
+        run.owner.ended(run, outcome, None)
         self._crashes = 0
 
     def _mark(self, group: list[Run], crashes: int) -> Mark:
@@ -279,7 +283,7 @@ class Suspects:
         if run.claim is None:
             self._release()  # what ran before is durable with this, also behind records that wait
             offset = run.record.next_offset if past else run.record.offset
-            if handler.order is not Order.NONE or (self._held and self._held[0].record.offset < offset):
+            if handler.order is not Order.NONE or self._before:
                 offset = 0  # it stays: others wait before it, of their sequences, or of a mark when there were some
             noted = mark.beside(offset) if offset else mark
             turn = Turn(source=source, next_offset=offset, note=noted.text, on_settled=settled)

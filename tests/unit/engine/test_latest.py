@@ -385,3 +385,11 @@ async def test_an_early_release_brings_no_row_back_that_a_newer_one_replaces() -
     async with MemoryPartition(note, "1h*3", transport=transport, **LATEST) as orders:
         await orders.advance(1_000)
         assert (slow.reached, seen, orders.waiting) == (True, [b"1"], {})
+
+
+async def test_a_letter_without_a_key_is_replayed_without_force() -> None:
+    """No newer record replaces it."""
+    async with serving(Gate(), "1m", b"1", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", Reject("wrong"))
+        await orders.advance(500)
+        assert (await orders.command("replay", 0))["refused"] is None

@@ -205,11 +205,11 @@ async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)
 
 
-async def lost_end(*before: bytes) -> MemoryLaneTransport:
-    """Return what a worker has left that has failed a record of key a, behind others; the topic has lost its end."""
+async def lost_end(*before: bytes, key: bytes = b"a") -> MemoryLaneTransport:
+    """Return what a worker has left that has failed a record, behind others; the topic has lost its end."""
     async with serving(Gate(), "1m*3", concurrency=3, order=Order.KEY) as (orders, gate):
-        for value, key in (*((each, b"b") for each in before), (b"old", b"a")):
-            await orders.send(value, key=key)
+        for value in (*before, b"old"):
+            await orders.send(value, key=key if value == b"old" else b"b")
             await gate.end(orders, value, BankDownError() if value == b"old" else None)
         await orders.advance(500)
         assert orders.waiting == {"1m": 1}
@@ -250,3 +250,22 @@ async def test_a_row_beyond_the_end_of_its_topic_replaces_no_new_record() -> Non
         await orders.send(b"new", key=b"a")
         await pass_time(orders, 120_000, 10_000)
         assert gate.done == [b"new"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_records_keep_their_order_where_the_topic_has_grown_over_a_row_of_before(*, ends: bool) -> None:
+    """A record at its offset is none of before; while that row waits, this one does not get a row in its place."""
+    transport = await lost_end(b"other", key=b"a" if ends else b"z")
+    async with serving(Gate(), "1m*3", concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        if ends:
+            await orders.advance(60_000)
+            await gate.end(orders, b"old")
+        await orders.send(b"first", key=b"a")
+        await gate.end(orders, b"first", BankDownError())
+        await orders.advance(500)
+        await orders.send(b"second", key=b"a")
+        await orders.advance(1_000)
+        assert gate.started == [b"old"] * ends + [b"first"]
+        gate.let_all()
+        await pass_time(orders, 400_000, 10_000)
+        assert (sorted(gate.done), failures(orders), orders.waiting) == ([b"first", b"old", b"second"], [], {})

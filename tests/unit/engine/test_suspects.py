@@ -15,6 +15,7 @@ from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn
@@ -446,3 +447,38 @@ async def test_a_record_that_runs_alone_does_so_until_its_session_has_ended() ->
         await one.settle()
         await two.settle()
         assert (list(first.running), list(second.running)) == ([], [b"other"])
+
+
+async def test_no_mark_of_a_suspect_that_comes_late_passes_records_that_run() -> None:
+    """The handler had an order, whose marks move no offset, and has none any more: the others were before the suspects.
+
+    Where the worker dies then, the next one begins them again.
+    """
+    gate, transport = Gate(), found("g2:old@2-4", *names(3))
+    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == [b"2"]
+        await gate.end(orders, b"2")
+        assert list(gate.running) == [b"0", b"1"]
+        await orders.send(b"3")
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == [b"0", b"1", b"3"]
+    gate = Gate()
+    gate.let_all()
+    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+        await orders.to_rest()
+        assert {b"0", b"1"} <= {*gate.done}
+
+
+async def test_a_burial_that_cannot_be_written_down_is_a_letter_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of ours would bring its lane down each time, with a run that never ends."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(deliver, "after_failure", fail)
+    transport = found("s3:old@0", b"a")
+    async with MemoryPartition(Gate(), transport=transport) as orders:
+        await orders.advance(1_000)
+        assert [letter.reason for letter in orders.dead_letters] == ["damaged"]
+        assert (orders.engine.running, orders.observer.of(Event.LANE_FAILED)) == (0, [])
