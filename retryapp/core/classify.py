@@ -140,6 +140,8 @@ def classify(
             error_class, reason = ErrorClass.NON_RETRYABLE, DeadReason.UNDECODABLE
         elif error_class is ErrorClass.NON_RETRYABLE:
             reason = DeadReason.NON_RETRYABLE
+        if rule is None and culprit is None and verdict is not None and verdict.later is None:
+            decisive = first_answer(error, _failed, _first_of)  # the verdicts of the others have decided nothing
         decisive = culprit or decisive
     asked_ms, asked_by_handler = None, False
     if error_class is ErrorClass.RETRYABLE:
@@ -189,6 +191,14 @@ def _verdict_of_group(now_ms: int, members: list[_Verdict | None]) -> _Verdict |
     waits = [each.later for each in found if each.later is not None]
     later = max(waits, key=lambda each: each.wait_ms(now_ms), default=None)
     return worst._replace(whole=whole or isinstance(worst.error, Reject), later=later)
+
+
+def _failed(error: BaseException) -> BaseException | None:
+    return None if isinstance(error, Verdict | BaseExceptionGroup) else error
+
+
+def _first_of(members: list[BaseException | None]) -> BaseException | None:
+    return next((each for each in members if each is not None), None)
 
 
 def _shown_error(error: BaseException, decisive: BaseException | None) -> BaseException:

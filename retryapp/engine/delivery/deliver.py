@@ -166,7 +166,7 @@ def unpack(run: Run) -> Turn | None:
                 return bury_surplus(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
                 return run.settle(rows=(claim.on_hold,))
-            if claim is not None and claim.expired:
+            if claim is not None and claim.expired and _has_come(run):
                 return _expired(run, run.metadata)
         except NewerFormatError as exc:
             raise NewerRecordError(record.coordinates, exc.finding) from exc
@@ -219,7 +219,14 @@ def _waiting(headers: Headers) -> RetryMetadata:
 
 
 def is_due(run: Run) -> bool:
-    """Tell whether it may begin: a first delivery, or a row that is due by a clock that is not in doubt."""
+    """Tell whether it may begin: a first delivery, or a row that is due by a clock that is not in doubt.
+
+    What waits for its release does not begin, it ends at its deadline; where that has not come, its row waits on.
+    """
+    return run.claim is None or (not run.claim.expired and _has_come(run))
+
+
+def _has_come(run: Run) -> bool:
     clock = run.context.clock
     return run.claim is None or (clock.trusted and run.claim.due_at_ms <= clock.wall_ms())
 
@@ -357,7 +364,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.DEFERRED if failure.deferred else Event.SCHEDULED
-            flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
+            flags = ALONE if handler.batch is not None and issubclass(type(error), HandlerTimeoutError) else 0
             row = to_row(outgoing, metadata, flags, reference)
             row = row.in_circuit(failure.circuit) if failure.circuit else row
             rows = (Row(identity_of(metadata.origin), encode_row(row), decision.tier),)

@@ -76,7 +76,7 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     context = run.context
     if run.last_try or run.on_end is not None:
         return None
-    if isinstance(error, UndecodableError | PublishError):
+    if issubclass(type(error), UndecodableError | PublishError):  # its own code may fail where it is asked
         return None
     failure, hot = judge(error, run, context.clock.wall_ms()), context.handler.policy.hot
     if failure.error_class is not ErrorClass.RETRYABLE or failure.retry_after_ms is not None:

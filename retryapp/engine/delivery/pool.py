@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, timed_out, unpack
 from retryapp.engine.delivery.delivery import close_delivery, delivery_of, open_delivery
-from retryapp.engine.delivery.judge import hot_wait_s
+from retryapp.engine.delivery.judge import hot_wait_s, judge
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import abandon, call
 from retryapp.engine.handler.threads import NoThreadError
@@ -119,10 +119,14 @@ class DeliveryPool:
         if run.task is not None and run.task.cancelling():
             await settle_cancellation(run.task)
             self._forget(run)  # cancelled in that very moment: its runner lives, and must not be given up later
-            if self.stopping:
-                raise asyncio.CancelledError
+        if self.stopping:
+            raise asyncio.CancelledError
         if run.aborted:
             raise RunAbortedError
+
+    def _ends(self, run: Run) -> bool:
+        """Tell whether a cancellation of a run is ours."""
+        return run.overdue or run.aborted or run.given_up or self.stopping
 
     def _cancel(self, run: Run) -> None:
         self._open.pop(run, None)
@@ -248,6 +252,8 @@ class DeliveryPool:
                 value = handler.decode(run.shown.value)
                 await call(handler, value, open_delivery(run) if handler.wants_delivery else None, run.deadline_s)
                 if run.outbox is not None:
+                    if run.task is not None and run.task.cancelling() and not self._ends(run):
+                        await settle_cancellation(run.task)  # its handler's own: a look at a topic would raise it
                     await close_delivery(run)
             except NoThreadError:
                 await self._over(run)
@@ -281,7 +287,8 @@ class DeliveryPool:
         finally:
             timer.cancel()
             run.pause = None
-        if run.last_try or run.context.handler.orphans.full:
+        failure = judge(error, run, run.context.clock.wall_ms())
+        if run.last_try or run.context.handler.orphans.full or run.context.pace.is_out(failure.circuit):
             return False
         run.aborted = run.aborted or not run.owner.alive(run)
         return not run.aborted

@@ -56,6 +56,8 @@ FAULT_MS: Final = 5_000.0
 """How long jobs rest when letters could not be read, or their table has failed."""
 MOST_UNDELIVERED: Final = 1_000
 """Replayed records that wait for their first run, in a partition."""
+FEW: Final = 20
+"""Of these, so many are looked at: those that are held, or behind others, keep no letter waiting."""
 UNDELIVERED_MS: Final = 10_000.0
 """The same as time at the part's rate."""
 CATCH_UP_MS: Final = 250.0
@@ -115,6 +117,8 @@ class Jobs:
         self._turns: dict[str, SharedTurns] = {}
         self._outcomes: dict[str, deque[bool]] = {}
         """By job: whether the last replays failed again."""
+        self._waiting: dict[str, set[bytes]] = {}
+        """By job: identities of what this session has replayed, and that has not run."""
         self._steps = 0
         self._stepped: dict[str, int] = {}
         """By job: the number of its last step."""
@@ -174,6 +178,7 @@ class Jobs:
     def _over(self, part: Part, state: PartState) -> None:
         self.steering.over(part, state)
         self._outcomes.pop(part.job, None)
+        self._waiting.pop(part.job, None)
         self._turns.pop(part.job, None)
         self._stepped.pop(part.job, None)
         self._read_again(part)
@@ -189,6 +194,9 @@ class Jobs:
         metadata = run.metadata
         if metadata is None or metadata.tier != REPLAY:
             return
+        if run.claim is not None and run.claim.on_hold is not None and not run.begun:
+            return  # it has not run: somebody holds it
+        self._waiting.get(metadata.replay_id or "", set()).discard(run.place)
         part = self.steering.part(metadata.replay_id or "")
         if part is not None and not part.over:
             failed = any(seen.event in (Event.FAILED, Event.DEAD) for seen in outcome.observations)
@@ -237,6 +245,9 @@ class Jobs:
         outcomes = len(self._outcomes.get(part.job, ()))
         if self._fails(part, order.canary):
             return 1  # so that it looks, and pauses
+        if undelivered and len(self._waiting.get(part.job, ())) <= FEW:
+            to_run, stuck = self._look_at_waiting(part)
+            undelivered, probed = min(undelivered, to_run), probed - stuck  # others are probes in their place
         if probed >= order.canary > outcomes and undelivered:
             return 0  # without any that wait, all have been tried, maybe by another worker
         if probed < order.canary:
@@ -245,6 +256,16 @@ class Jobs:
             first, after, of = order.share
             most = max(1, min(most, int(UNDELIVERED_MS * (after - first) / of / order.every_ms)))
         return min(MOST_AT_ONCE, most - undelivered)
+
+    def _look_at_waiting(self, part: Part) -> tuple[int, int]:
+        """Return how many that this session has replayed are to run, and how many are held, or behind others."""
+        waiting, looked = self._waiting.get(part.job, set()), Counter[bool]()
+        for identity in [*waiting]:
+            if (waits := self._letters.waits(identity)) is None:
+                waiting.discard(identity)
+            else:
+                looked[waits] += 1
+        return looked[False], looked[True]
 
     def _now_ms(self) -> float:
         return self._context.clock.monotonic_s() * 1_000
@@ -293,6 +314,8 @@ class Jobs:
             self._turns[part.job].take(len(effects))
         part.at, part.looked, part.refused = after.at, after.looked, after.refused
         part.done += len(effects)
+        replays = [row.identity for effect in effects for row in effect.rows if row.value is not None]
+        self._waiting.setdefault(part.job, set()).update(replays)
         rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
         sent = (*(out for effect in effects for out in effect.publishes), *self._named)
         seen = tuple(told for effect in effects for told in effect.observations)

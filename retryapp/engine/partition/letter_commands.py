@@ -28,11 +28,11 @@ from retryapp.core.control import (
 from retryapp.core.dead_index import LetterAge, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import HeaderReader, parted
-from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
+from retryapp.core.hops import REPLAY, replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, held_bytes
 from retryapp.core.row_keys import identity_of
-from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, is_stopped
+from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, is_stopped, tier_of
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
 from retryapp.core.values import value_type
@@ -301,6 +301,17 @@ class LetterCommands:
         if shared is not None:
             shared.change(offset)
         return effect
+
+    def waits(self, identity: bytes) -> bool | None:
+        """Tell whether a replayed record waits for somebody, or for others of its key; None: it has run, or ended."""
+        table = self._transport.pending
+        value = None if table is None or (key := table.find(identity)) is None else table.get(key)
+        if value is None or tier_of(value) != REPLAY:
+            return None
+        with suppress(DamagedRowError):
+            row = decode_row(value)
+            return row.hold > 0 or (self._sequences is not None and self._sequences.waits_behind(identity, row.key))
+        return None
 
     def drop(self, effects: Sequence[Effect]) -> None:
         """Let the letters and rows go of a step that is not taken."""

@@ -102,6 +102,8 @@ class RowCommands:
         if claim is not None:
             text = f"attempt {metadata.attempt + 1} {_stage(claim)}: send it again once that has ended"
             raise RefusedError(Refusal.RUNNING, text)
+        if row.flags & CANCELLED:
+            raise RefusedError(Refusal.NOT_WAITING, "it is cancelled: no attempt comes")
         if row.hold & TOKEN:
             raise RefusedError(Refusal.HELD, "its handler waits for an event: release it, or cancel it")
         if row.held:

@@ -418,3 +418,10 @@ def test_a_rule_needs_exception_types() -> None:
         retryable(int)  # type: ignore[arg-type]
     with pytest.raises(InvalidPolicyError, match="expected exception types"):
         retryable(ValueError("x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verdict", [Skip("dup"), Defer("1h")])
+def test_a_group_is_named_by_what_failed_where_a_verdict_in_it_decides_nothing(verdict: Exception) -> None:
+    """It is tried again for the other one's sake."""
+    failure = classify(ExceptionGroup("both", [verdict, OSError("disk")]))
+    assert (failure.error_type, failure.message, failure.error_class) == ("OSError", "disk", ErrorClass.RETRYABLE)

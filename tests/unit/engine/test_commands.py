@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import CONTROL, DLQ, about, post, serving
+from doubles import CONTROL, DLQ, about, post, reopen, serving, tell
 
 from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
@@ -403,3 +403,23 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
             post(orders, about(f"c{number}", Verb.REPLAY, number))
         await orders.advance(100)
         assert sizes == [1, 1]
+
+
+async def test_a_record_that_is_cancelled_is_not_rescheduled() -> None:
+    """No attempt would come: it is dead as soon as deliveries go on."""
+    goes_on, began = asyncio.Event(), list[bytes]()
+
+    async def handle(value: bytes) -> None:
+        began.append(value)
+        if len(began) > 1:
+            await goes_on.wait()
+        raise ValueError(value)
+
+    async with serving(handle, "1s*5", b"x") as (orders, _):
+        await orders.advance(1_000)
+        assert (await orders.command("cancel", 0))["after"] == "cancelling"
+        await tell(orders, HandlerVerb.PAUSE)
+        await reopen(orders)
+        later_ms = orders.clock.wall_ms() + 3_600_000
+        assert (await orders.command("reschedule", 0, due_at_ms=later_ms))["refused"] == "not-waiting"
+        assert (await orders.command("retry-now", 0))["refused"] == "not-waiting"

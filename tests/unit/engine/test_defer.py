@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from doubles import damage, post, serving
+from doubles import Gate, damage, post, rows, scheduler_of, serving
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
@@ -348,3 +348,32 @@ async def test_time_for_which_both_hold_a_record_is_left_out_once() -> None:
             first_ms,
             first_ms + HOUR_MS,
         )
+
+
+@pytest.mark.parametrize("doubt", ["set back", "in doubt"])
+async def test_no_deadline_passes_by_a_clock_that_was_set_back_or_is_in_doubt(doubt: str) -> None:
+    """Its row was claimed at the deadline, and waits for a runner: it waits on in the table."""
+    gate, calls = Gate(), list[tuple[bytes, int, bool]]()
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        calls.append((value, delivery.attempt, delivery.released))
+        if value == b"a":
+            raise Defer(deadline="30s")
+        if delivery.attempt == 1:
+            raise RetryLater(29)
+        await gate(value)
+
+    async with MemoryPartition(handle, "1s 10s", concurrency=1) as orders:
+        await orders.send(b"a", b"b")
+        await orders.advance(29_500)
+        assert gate.started == [b"b"]
+        await orders.advance(1_000)
+        assert scheduler_of(orders).waiting == 1
+        if doubt == "set back":
+            orders.clock.jump_wall(-20_000)
+        else:
+            orders.clock.trusted = False
+        gate.let_all()
+        await orders.settle()
+        (row,) = rows(orders)
+        assert ((b"a", 2, False) in calls, row.attempt, row.held_by) == (False, 0, "token")

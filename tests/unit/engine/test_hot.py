@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from doubles import BankDownError, crowd, pass_time, serving
+from doubles import BankDownError, crowd, failures, pass_time, serving, tell
 from suspected import found, names
 
+from retryapp.core.batch import Batch
+from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.classify import non_retryable
 from retryapp.core.errors import LatePublishError
+from retryapp.core.jobs import HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import retryable
 from retryapp.core.verdicts import Reject, RetryLater, Skip
@@ -256,3 +260,47 @@ async def test_a_plain_function_is_tried_again_too() -> None:
         await orders.advance(50)
         await orders.until(lambda: not orders.engine.in_flight)
         assert (seen, orders.waiting) == ([1, 2], {})
+
+
+async def test_no_try_follows_a_circuit_that_opened_while_it_was_waited_for() -> None:
+    """Nothing is tried in place in an outage: the failure is free, and the record waits."""
+    calls: list[bytes] = []
+
+    async def handle(value: bytes) -> None:
+        calls.append(value)
+        raise BankDownError
+
+    policy = RetryPolicy("1s", hot="500ms*3", timeout="10s")
+    async with MemoryPartition(handle, policy, circuit=CircuitBreaker()) as orders:
+        await orders.send(b"a")
+        await orders.advance(100)
+        await tell(orders, HandlerVerb.OPEN)
+        await pass_time(orders, 3_000, 100)
+        assert (calls, sum(orders.waiting.values())) == ([b"a"], 1)
+
+
+class OddError(Exception):
+    """Cannot be asked for its class, as a proxy whose target is gone."""
+
+    @property
+    def __class__(self) -> Any:
+        raise ValueError("no class")
+
+    @__class__.setter
+    def __class__(self, _new: Any) -> None:
+        """Be one that can be set, as a property of this name must."""
+
+
+@pytest.mark.parametrize("batch", [None, Batch(4, "50ms")])
+async def test_an_error_whose_class_cannot_be_asked_for_is_a_failure_as_any(batch: Batch | None) -> None:
+    """In a try in place, and for a list."""
+
+    async def handle(_value: Any) -> None:
+        raise OddError
+
+    policy = RetryPolicy("1s", hot=None if batch else "50ms*2")
+    async with MemoryPartition(handle, policy, batch=batch) as orders:
+        await orders.send(b"a")
+        await orders.to_rest()
+        assert failures(orders) == []
+        assert [letter.reason for letter in orders.dead_letters] == ["exhausted"]

@@ -291,3 +291,20 @@ async def test_a_copy_of_a_delivery_can_go_anywhere_and_publishes_nothing() -> N
     async with MemoryPartition(handler) as orders:
         await orders.send(b"order")
         assert (len(seen), results(orders), problems(orders)) == (2, [], [])
+
+
+async def test_a_handler_that_has_cancelled_its_own_task_has_published() -> None:
+    """The look at the topic does not raise that cancellation: the work is done."""
+    calls: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        calls.append(value)
+        delivery.publish("out", value)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async with MemoryPartition(handle, "1s") as orders:
+        await orders.send(b"a")
+        published = [record.value for record in orders.records("out")]
+        assert (calls, published, problems(orders)) == ([b"a"], [b"a"], [])

@@ -1,0 +1,73 @@
+"""Jobs do not wait for replays that cannot run: held ones, and those behind others of their key."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from doubles import pass_time, serving, tell
+from test_jobs import begin, part_of, with_letters
+
+from retryapp import RetryPolicy, non_retryable
+from retryapp.core.jobs import HandlerVerb, PartState
+from retryapp.engine.handler.handler import Order
+
+
+async def test_a_replay_that_somebody_holds_keeps_no_letter_waiting() -> None:
+    """Not for as long as it is held, which may be days."""
+    async with with_letters(6) as (orders, service):
+        await tell(orders, HandlerVerb.PAUSE)
+        assert (await orders.command("replay", 0))["refused"] is None
+        assert (await orders.command("hold", 0))["refused"] is None
+        service.all_down = False
+        await begin(orders, every_ms=10_000.0)
+        await tell(orders, HandlerVerb.RESUME)
+        await pass_time(orders, 600_000, 5_000)
+        assert (part_of(orders).done, len(service.again)) == (5, 5)
+
+
+@pytest.mark.parametrize("pace", [{"every_ms": 10_000.0, "canary": 1}, {"canary": 3}], ids=["slow", "canary"])
+async def test_a_replay_behind_another_of_its_key_keeps_no_other_key_waiting(pace: dict[str, Any]) -> None:
+    """That one has failed again, and waits for an hour."""
+    fatal, down = {b"b", b"c", b"1", b"2", b"3", b"4"}, set[bytes]()
+
+    async def handle(value: bytes) -> None:
+        if value in fatal:
+            raise KeyError(value)
+        if value in down:
+            raise ValueError(value)
+
+    policy = RetryPolicy("1h*3", on=non_retryable(KeyError))
+    async with serving(handle, policy, order=Order.KEY) as (orders, _):
+        for value, key in ((b"1", b"1"), (b"b", b"k"), (b"c", b"k"), (b"2", b"2"), (b"3", b"3"), (b"4", b"4")):
+            await orders.send(value, key=key)
+        fatal.clear()
+        down.add(b"b")
+        await begin(orders, **pace)
+        await pass_time(orders, 600_000, 5_000)
+        assert part_of(orders).done == 6
+
+
+async def test_a_probe_that_is_held_before_it_runs_is_none() -> None:
+    """Of three one fails, and two are held: two others are tried before the job goes on."""
+    gate, dead, seen = asyncio.Event(), [True], list[bytes]()
+
+    async def handle(value: bytes) -> None:
+        if dead:
+            raise ValueError(value)
+        seen.append(value)
+        await gate.wait()
+        raise KeyError(value)
+
+    values = [b"%d" % number for number in range(12)]
+    policy = RetryPolicy("1s*1", on=non_retryable(KeyError))
+    async with serving(handle, policy, *values, concurrency=1) as (orders, _):
+        await orders.to_rest()
+        dead.clear()
+        await begin(orders, canary=3)
+        for number in (1, 2):
+            assert (await orders.command("hold", number))["after"] == "holding"
+        gate.set()
+        await pass_time(orders, 2_000)
+        assert (len(seen), part_of(orders).state) == (3, PartState.PAUSED)
