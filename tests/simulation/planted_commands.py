@@ -282,7 +282,7 @@ COMMANDS: Final = (
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_004),
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_025),
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
-    ("what was replaced is replayed without force", ((LetterCommands, "_check_replay", _by_force),), 14_000_865),
+    ("what was replaced is replayed without force", ((LetterCommands, "_check_replay", _by_force),), 14_001_114),
     ("a replay goes before its record that comes again", ((Session, "_runs_again", _only_taken_in),), 20_100_968),
     ("a hold that ends brings back what was replaced", ((RowCommands, "is_replaced", _unreplaced),), 14_362_230),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),

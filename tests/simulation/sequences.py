@@ -122,10 +122,10 @@ class Sequences:
 
     def came_back(self, origin: Origin, *, forced: bool) -> None:
         """A dead record is replayed, although newer ones of its key may have replaced it."""
-        latest = set(self.orders.values()) == {"latest"}
-        must(forced or not latest, "I20", origin, "replayed without force, and a newer one may have replaced it")
         if (key := self._stories[origin].record.key) is None:
             return
+        latest = set(self.orders.values()) == {"latest"}
+        must(forced or not latest, "I20", origin, "replayed without force, and a newer one may have replaced it")
         ended: set[int] = set()
         for (partition, offset), story in self._stories.items():
             fine = any(call.fine for calls in story.calls.values() for call in calls)
