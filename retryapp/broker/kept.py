@@ -71,7 +71,7 @@ def start_kept_broker(
         try:
             with disk_errors_named(data):
                 kept = write_state(broker)
-        except BaseException:  # nobody would find it to stop it
+        except BaseException:  # no command could find this broker, and stop it
             broker.stop()
             raise
         broker.detach()

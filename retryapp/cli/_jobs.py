@@ -256,12 +256,16 @@ def late_text(found: JobProgress) -> str:
 def state_text(found: JobProgress) -> str:
     """Return the state of a job in a few words, with what it waits for."""
     held = "deliveries are paused" if found.pauses else ""
-    return ", ".join(filter(None, (found.whole.state if found.parts else "waits", late_text(found), held)))
+    return ", ".join(filter(None, (_state(found), late_text(found), held)))
+
+
+def _state(found: JobProgress) -> str:
+    return found.whole.state if found.parts else "waits"
 
 
 def job_text(job: str, found: JobProgress) -> str:
     whole = found.whole
-    lines = [f"job {job}: {whole.verb}, {whole.state if found.parts else 'waits'}; {whole.text}"]
+    lines = [f"job {job}: {whole.verb}, {_state(found)}; {whole.text}"]
     if late := late_text(found):
         lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
     for text in dict.fromkeys(found.pauses.values()):

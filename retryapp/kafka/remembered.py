@@ -46,7 +46,7 @@ class Known(NamedTuple):
     Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
     """
     starts: dict[str, dict[int, QueuedStart]]
-    """Starts of jobs that no worker has obeyed and nobody has cancelled, by job and partition.
+    """By job and partition: its start, where no worker has obeyed it and nobody has cancelled it.
 
     Without them a job that has ended on all others would look as if it were over.
     """

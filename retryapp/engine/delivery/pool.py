@@ -125,7 +125,7 @@ class DeliveryPool:
             raise RunAbortedError
 
     def _ends(self, run: Run) -> bool:
-        """Tell whether a cancellation of a run is ours."""
+        """Tell whether we end a run: else a cancellation of its task is its handler's own."""
         return run.overdue or run.aborted or run.given_up or self.stopping
 
     def _cancel(self, run: Run) -> None:
@@ -253,7 +253,7 @@ class DeliveryPool:
                 await call(handler, value, open_delivery(run) if handler.wants_delivery else None, run.deadline_s)
                 if run.outbox is not None:
                     if run.task is not None and run.task.cancelling() and not self._ends(run):
-                        await settle_cancellation(run.task)  # its handler's own: a look at a topic would raise it
+                        await settle_cancellation(run.task)  # a look at a topic would raise it
                     await close_delivery(run)
             except NoThreadError:
                 await self._over(run)
@@ -274,7 +274,7 @@ class DeliveryPool:
 
     async def _tries_again(self, run: Run, error: BaseException) -> bool:
         """Wait for the next try of a delivery; tell whether there is one."""
-        cancelled = run.overdue or run.aborted or run.given_up or (run.task is not None and run.task.cancelling())
+        cancelled = self._ends(run) or (run.task is not None and run.task.cancelling())
         wait_s, loop = None if cancelled else hot_wait_s(run, error), asyncio.get_running_loop()
         if wait_s is None or loop.time() + wait_s >= run.deadline_s:
             return False
@@ -287,8 +287,10 @@ class DeliveryPool:
         finally:
             timer.cancel()
             run.pause = None
-        failure = judge(error, run, run.context.clock.wall_ms())
-        if run.last_try or run.context.handler.orphans.full or run.context.pace.is_out(failure.circuit):
+        context = run.context
+        if run.last_try or context.handler.orphans.full:
+            return False
+        if context.pace.is_out(judge(error, run, context.clock.wall_ms()).circuit):
             return False
         run.aborted = run.aborted or not run.owner.alive(run)
         return not run.aborted

@@ -72,10 +72,7 @@ class Latest(Sequences):
             turn = self._told(settling(run.record), run.origin, by)
             if line.rows and (gone := [each for each in line.older if not self._is_behind(each, run)]):
                 line.older = [each for each in line.older if each not in gone]
-                more = self._removal(gone, run.record.offset)
-                turn.rows += more.rows
-                turn.publishes += more.publishes
-                turn.observations += more.observations
+                self._remove_with(turn, gone, run.record.offset)
             self._settle(run, turn)
         if line and line.older and not (line.rows or line.waiting or self._is_busy(name, line)):
             line.rows.append(line.older.pop())  # a command has taken the newer one away: nothing replaces this
@@ -113,10 +110,8 @@ class Latest(Sequences):
             if isinstance(outcome, int):
                 done = observed(Event.SUCCEEDED, self._context.handler.main, run.record, attempt=1)
                 outcome = run.settle(fine=True, observations=(done,))
-            more, line.older = self._removal(line.older, run.origin.offset), []
-            outcome.rows = more.rows + outcome.rows  # one may be at its own offset: its topic has lost its end
-            outcome.publishes += more.publishes
-            outcome.observations += more.observations
+            older, line.older = line.older, []
+            self._remove_with(outcome, older, run.origin.offset)
         return outcome
 
     @override
@@ -126,6 +121,13 @@ class Latest(Sequences):
                 if row.value is None:  # until here a scan finds it
                     self.aside.pop(row.identity, None)
         super().applied(turns)
+
+    def _remove_with(self, turn: Turn, identities: Sequence[bytes], by: int) -> None:
+        """Have a turn remove rows as well, before it writes one of its own: that may be in the place of one of them."""
+        more = self._removal(identities, by)
+        turn.rows = more.rows + turn.rows
+        turn.publishes += more.publishes
+        turn.observations += more.observations
 
     def _removal(self, identities: Sequence[bytes], by: int) -> Turn:
         """Return the turn that removes rows of the table: the record at offset `by` replaces them."""

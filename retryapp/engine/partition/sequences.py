@@ -20,27 +20,25 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
-from retryapp.core.hops import to_held_row
-from retryapp.core.lifecycle import Held
-from retryapp.core.metadata import HELD, clamped
-from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.metadata import clamped
+from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT, identity_of, origin_offset, queue_in
-from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, encode_row, hold_of, is_held, is_stopped, row_header
+from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, hold_of, is_held, is_stopped, row_header
 from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.line import Line, up_to
-from retryapp.engine.partition.stops import BESIDE_ROW_BYTES, in_place_of_stop, stop
+from retryapp.engine.partition.stops import held, in_place_of_stop, stop
 from retryapp.engine.partition.unread import Unread
-from retryapp.ports import Event, PendingTable, Row
+from retryapp.ports import PendingTable
 
 FEW: Final = 8
 """Rows up to which new records wait in the window behind a head that runs: so a sequence leaves the table again."""
@@ -202,16 +200,9 @@ class Sequences:
 
     def _hold(self, name: bytes, line: Line, run: Run) -> bool:
         """Settle a first delivery with a held row; tell whether that fits."""
-        handler, record, now_ms = self._context.handler, run.record, self._context.clock.wall_ms()
-        origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
-        told: Any = {"topology": handler.topology, "handler": handler.name, "policy_digest": handler.policy_digest}
-        row = to_held_row(record, topic_id=origin.topic_id, now_ms=now_ms, **told)
-        value, identity = encode_row(row), identity_of(origin)
-        if len(value) + BESIDE_ROW_BYTES > self._context.max_bytes:
+        turn, identity = held(self._context, run.record), run.place
+        if turn is None:
             return False
-        name_of_failure = failure_id(handler.group, origin)
-        named: Any = {"group": handler.group, "handler": handler.name, "failure_id": name_of_failure}
-        event = Held(origin=origin.text, at_ms=now_ms, **named)
         at = len(line.rows)
         if line.rows and self._position(line.rows[-1]) >= self._position(identity):  # of a handler without an order
             at = bisect_left(line.rows, self._position(identity), key=self._position)
@@ -220,13 +211,6 @@ class Sequences:
         line.rows.insert(at, identity)
         line.failed = line.failed and at > 0
         self._unwritten[identity] = name
-        turn = settling(
-            record,
-            rows=(Row(identity, value, HELD),),
-            publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
-            observations=(observed(Event.HELD, handler.main, record, failure_id=name_of_failure),),
-            held=True,
-        )
         self._settle(run, turn)
         return True
 

@@ -1,9 +1,11 @@
-"""Stop the sequence of a dead record, until somebody says what becomes of it (``on_dead="hold"``).
+"""Rows that keep a sequence: of a record behind its head, and of a dead one that stops it (``on_dead="hold"``).
 
-The turn of the dead letter has a row under the record's identity, without its payload. That row is the head of its
-sequence, and never due; so nothing behind it begins, in no session, and nothing else has to remember the stop. A replay
-of the letter puts the record's row in its place; a release, or a discard of the letter, removes it. A cancelled record
-stops nothing: somebody has decided.
+A record that waits behind the head is settled with a held row, so that the offset goes on.
+
+A stop lasts until somebody says what becomes of the dead record. The turn of its dead letter has a row under the
+record's identity, without its payload. That row is the head of its sequence, and never due; so nothing behind it
+begins, in no session, and nothing else has to remember the stop. A replay of the letter puts the record's row in its
+place; a release, or a discard of the letter, removes it. A cancelled record stops nothing: somebody has decided.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any, Final
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError, RecordError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import to_stopped_row
-from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
-from retryapp.core.row_keys import BEFORE_STOPPED, HELD_ROWS
+from retryapp.core.hops import to_held_row, to_stopped_row
+from retryapp.core.lifecycle import Held
+from retryapp.core.metadata import HELD, STOPPED_TIER, RetryMetadata
+from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.row_keys import BEFORE_STOPPED, HELD_ROWS, identity_of
 from retryapp.core.rows import PendingRow, decode_row, encode_row, is_stopped
-from retryapp.engine.delivery.run import Run
-from retryapp.engine.lane.turn import Turn, observed
+from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, PendingTable, Row
 
 logger = logging.getLogger("retryapp.events")
@@ -29,6 +33,32 @@ logger = logging.getLogger("retryapp.events")
 BESIDE_ROW_BYTES: Final = 200
 """Of a row in a transaction, beside its bytes."""
 _PAGE: Final = 100
+
+
+def held(context: DeliveryContext, record: Record) -> Turn | None:
+    """Return the turn that settles a first delivery with a held row; None: the row does not fit into a transaction."""
+    handler, now_ms = context.handler, context.clock.wall_ms()
+    origin = Origin(record.topic, context.topic_id, record.partition, record.offset)
+    row = to_held_row(
+        record,
+        topology=handler.topology,
+        handler=handler.name,
+        topic_id=origin.topic_id,
+        policy_digest=handler.policy_digest,
+        now_ms=now_ms,
+    )
+    value = encode_row(row)
+    if len(value) + BESIDE_ROW_BYTES > context.max_bytes:
+        return None
+    name = failure_id(handler.group, origin)
+    event = Held(group=handler.group, handler=handler.name, failure_id=name, origin=origin.text, at_ms=now_ms)
+    return settling(
+        record,
+        rows=(Row(identity_of(origin), value, HELD),),
+        publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
+        observations=(observed(Event.HELD, handler.main, record, failure_id=name),),
+        held=True,
+    )
 
 
 def stop(run: Run, turn: Turn) -> None:

@@ -284,7 +284,7 @@ class Suspects:
             self._release()  # what ran before is durable with this, also behind records that wait
             offset = run.record.next_offset if past else run.record.offset
             if handler.order is not Order.NONE or self._before:
-                offset = 0  # it stays: others wait before it, of their sequences, or of a mark when there were some
+                offset = 0  # it stays: others are before it, of their sequences, or of a mark when there were some
             noted = mark.beside(offset) if offset else mark
             turn = Turn(source=source, next_offset=offset, note=noted.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back

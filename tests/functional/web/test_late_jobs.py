@@ -20,7 +20,7 @@ async def test_a_job_has_not_ended_while_a_partition_has_not_begun(
 ) -> None:
     """As `job show` says it; partition 1 has begun just now, and its changelog does not know yet.
 
-    The page of one that is over was loaded again for ever: of a cancelled one, or where a worker is silent.
+    The page of a job that is over is not loaded again: not of a cancelled one, nor where a worker is silent.
     """
     over = {"state": PartState.CANCELLED if state == "cancelled" else PartState.ENDED}
     parts = {number: job_parts()[number][-1].model_copy(update=over) for number in (0, 1)}

@@ -129,7 +129,7 @@ def test_what_is_no_instant_is_refused(text):
 
 
 def test_the_ledger_does_not_take_what_waits_for_an_event_for_what_somebody_holds():
-    """One count has both: nobody has held a record whose handler raised `Defer`, and it has a deadline."""
+    """The count has both. A record whose handler raised `Defer` is held by nobody, and has a deadline."""
     counts = {0: Balance(received=2, pending=2, on_hold=2)}
     ledger = Ledger(group="g", main="orders", since_ms=None, partitions=counts, problems=(), unread_events=0)
     text = "2 of the records that wait: held by somebody, or waiting for an event (Defer); not tried before a release"

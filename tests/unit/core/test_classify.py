@@ -422,6 +422,6 @@ def test_a_rule_needs_exception_types() -> None:
 
 @pytest.mark.parametrize("verdict", [Skip("dup"), Defer("1h")])
 def test_a_group_is_named_by_what_failed_where_a_verdict_in_it_decides_nothing(verdict: Exception) -> None:
-    """It is tried again for the other one's sake."""
+    """It is tried again because of the other error."""
     failure = classify(ExceptionGroup("both", [verdict, OSError("disk")]))
     assert (failure.error_type, failure.message, failure.error_class) == ("OSError", "disk", ErrorClass.RETRYABLE)

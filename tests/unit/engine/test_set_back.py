@@ -220,7 +220,7 @@ async def lost_end(*before: bytes, key: bytes = b"a") -> MemoryLaneTransport:
 
 @pytest.mark.parametrize("order", Order)
 async def test_another_record_at_the_offset_of_a_row_goes_all_its_way(order: Order) -> None:
-    """In an order, its outcome takes no row away that it has just written, and no row of its place is there twice."""
+    """In an order, its outcome removes no row that it has just written, and no offset has two rows."""
     transport = await lost_end()
     transport.append(MAIN, b"a", b"new")
     async with serving(Gate(), "1m*3", concurrency=3, order=order, transport=transport) as (orders, gate):
@@ -254,7 +254,7 @@ async def test_a_row_beyond_the_end_of_its_topic_replaces_no_new_record() -> Non
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_records_keep_their_order_where_the_topic_has_grown_over_a_row_of_before(*, ends: bool) -> None:
-    """A record at its offset is none of before; while that row waits, this one does not get a row in its place."""
+    """A record at the offset of that row is new. While the row waits, the new record gets none in its place."""
     transport = await lost_end(b"other", key=b"a" if ends else b"z")
     async with serving(Gate(), "1m*3", concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
         if ends:

@@ -118,7 +118,7 @@ def test_a_login_that_may_write_to_no_topic_is_told_so(bootstrap: str, monkeypat
 
 
 def test_what_the_client_refuses_at_once_is_named(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it knows the topic it takes nothing for a partition, or a login, that is none; its own error got out."""
+    """Once the client knows the topic, it refuses a partition or a login that does not exist with its own error."""
     told = list[bytes | None]()
 
     class Knowing(Producer):

@@ -61,7 +61,7 @@ async def test_the_start_line_waits_for_stores_that_break_and_for_numbers(
 
 
 async def test_a_scrape_that_does_not_end_keeps_no_worker_in_its_group(runtime: Runtime) -> None:
-    """This port stops before the consumer leaves: two minutes long nobody had the partitions."""
+    """The port stops before the consumer leaves its group. Until then nobody else gets the partitions."""
     begun = asyncio.Event()
 
     async def scrape() -> bytes:
