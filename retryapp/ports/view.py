@@ -131,7 +131,7 @@ class PartitionInfo:
     holds_due: str | None = None
     """What holds due records back although the lane is open: `pause`, `circuit` or `rate`; None: nothing."""
     blocked: str | None = None
-    """What waits in the table and keeps records on the main topic, by the order of the handler; None: nothing."""
+    """What waits in the table and keeps records on the main topic; None: nothing."""
     blocked_since_ms: int | None = None
     """When the record that all others wait for failed first; None: not known, nothing is blocked, or by a cap."""
     session: int = 0

@@ -11,7 +11,7 @@ from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane import recovery, transport
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.session import Session
+from retryapp.engine.partition.lost_rows import LostRows
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.ports import Committed
 from simulation.lanes import SimLane
@@ -28,9 +28,9 @@ async def _never_back(self: SimLane) -> Any:
 _fetch_committed = SimLane.fetch_committed
 
 
-def _not_looked_for(_self: Session, _record: Any) -> bool:
+def _not_looked_for(_self: LostRows, _record: Any) -> tuple[bool, bool]:
     """A record that comes again runs, also beside its row."""
-    return False
+    return False, False
 
 
 def _not_looked_at(_site: Any, _named: str) -> None:
@@ -73,6 +73,6 @@ WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a worker goes on with a main topic that was made again", ((Ownership, "made_again", _same),), 14_000_039),
     ("an opening does not ask which main topic is there", ((SimLane, "main_id", _unasked),), 14_885_566),
     ("rows of a former main topic are dropped", ((deliver, "_passed", _of_this_topic),), 14_000_003),
-    ("a record that comes again runs beside its row", ((Session, "_waits", _not_looked_for),), 14_000_000),
+    ("a record that comes again runs beside its row", ((LostRows, "row_of", _not_looked_for),), 14_000_000),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

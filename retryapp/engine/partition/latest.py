@@ -90,6 +90,19 @@ class Latest(Sequences):
         return super()._is_busy(name, line) or bool(line.rows and line.rows[0] in self._unwritten)
 
     @override
+    def replaces(self, run: Run) -> bool:
+        """A row there that another record is to replace is this one's, too: each could wait for the other."""
+        own = None if run.sequence is None else self._lines.get(run.sequence)
+        place = run.place
+        line = next((line for line in self._lines.values() if place in line.older), None)
+        if line is None or own is None:
+            return False
+        if line is not own:
+            line.older.remove(place)
+            own.older.append(place)
+        return True
+
+    @override
     def may_come_back(self, key: bytes | None) -> bool:
         return self.name(key) not in self._lines
 

@@ -102,8 +102,8 @@ class PartitionEngine(RunOwner):
 
     @property
     def blocked(self) -> str | None:
-        """What keeps records on the main topic, by the order of the handler; None: nothing."""
-        return self.session.sequences.blocked if self.session is not None and self.session.sequences else None
+        """What keeps records on the main topic, for people; None: nothing."""
+        return None if self.session is None else self.session.blocked
 
     @property
     def looked_ms(self) -> int | None:

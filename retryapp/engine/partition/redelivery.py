@@ -6,9 +6,10 @@
 3. A later session delivers a row with the note once the main topic is read up to where it ended when that session
    began: its copy was read by then, or is gone. It is not published again.
 
-What needs no run is not published, nor a first delivery, nor what the main topic does not take, or has already, as it
-waits by reference: that is delivered at once. While it is known that the main topic takes no copies, all are. What is
-not known is looked at before a copy: one for a partition without a leader would fail the lane.
+What needs no run is not published, nor a first delivery, nor what a new record waits for (`hurry`), nor what the main
+topic does not take, or has already, as it waits by reference: that is delivered at once. While it is known that the
+main topic takes no copies, all are. What is not known is looked at before a copy: one for a partition without a leader
+would fail the lane.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class Redelivery:
         self._waiting: list[tuple[int, int, tuple[Claim, Record]]] = []
         """By the position of the main topic that they wait for; a heap."""
         self._numbers = count()
+        self._hurried: set[bytes] = set()
+        """Identities of rows that wait for no copy."""
 
     def take(self, rows: Rows) -> None:
         """Take claimed rows, and publish them, or deliver them where that is not to be."""
@@ -120,12 +123,21 @@ class Redelivery:
         if due:
             self._deliver(due)
 
+    def hurry(self, identity: bytes) -> None:
+        """Have a row wait for no copy: a record waits for the row, and may fill the window before the copy is read."""
+        self._hurried.add(identity)
+        waiting, self._waiting = self._waiting, []
+        for position, _, row in waiting:
+            self._await(row, position)
+        self.reach(self._read_to)
+
     def _await(self, row: tuple[Claim, Record], position: int) -> None:
-        heapq.heappush(self._waiting, (position, next(self._numbers), row))
+        at = 0 if row[0].identity in self._hurried else position
+        heapq.heappush(self._waiting, (at, next(self._numbers), row))
 
     def _copy(self, claim: Claim, waiting: Record) -> Publication | None:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
-        if not claim.runs or claim.reference is not None:
+        if not claim.runs or claim.reference is not None or claim.identity in self._hurried:
             return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)

@@ -62,6 +62,7 @@ class Sequences:
         start: Callable[[Run], None],
         settle: Callable[[Run, Turn], None],
         submit: Callable[[Turn], None],
+        kept: Callable[[Run], bool],
     ) -> None:
         """Begin without any.
 
@@ -74,6 +75,7 @@ class Sequences:
             start: runs a first delivery.
             settle: takes the turn of a first delivery that does not run now.
             submit: takes a turn that settles none.
+            kept: tells whether the place of a first delivery has the row of a record that its topic has lost.
         """
         self.wake: Callable[[], None] = lambda: None
         """Called when a row is the head of its sequence now."""
@@ -83,6 +85,7 @@ class Sequences:
         self._start = start
         self._settle = settle
         self._submit = submit
+        self._kept = kept
         self._end_offset = end_offset
         self.by_key = context.handler.order is not Order.PARTITION
         self._holds = context.handler.order is Order.KEY
@@ -206,8 +209,8 @@ class Sequences:
         at = len(line.rows)
         if line.rows and self._position(line.rows[-1]) >= self._position(identity):  # of a handler without an order
             at = bisect_left(line.rows, self._position(identity), key=self._position)
-        if identity in self._gone or (at < len(line.rows) and line.rows[at] == identity):
-            return False  # the row of a record that its topic has lost is in its place: that ends first
+        if self._kept(run) or (at < len(line.rows) and line.rows[at] == identity):
+            return False  # a row is in its place: that ends first
         line.rows.insert(at, identity)
         line.failed = line.failed and at > 0
         self._unwritten[identity] = name
@@ -424,6 +427,10 @@ class Sequences:
         """Tell whether another record of its sequence runs, or is to run, before a row."""
         line = None if (name := self.name(key)) is None else self._lines.get(name)
         return line is not None and bool(line.rows) and (line.running or line.rows[0] != identity)
+
+    def replaces(self, _run: Run) -> bool:
+        """Tell whether the outcome of a first delivery replaces the row in its place."""
+        return False
 
     def may_come_back(self, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""

@@ -12,14 +12,10 @@ from functools import partial
 from typing import Any
 
 from retryapp.core.control import is_mark
-from retryapp.core.errors import DamagedRowError, NewerRowError
-from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.metadata import clamped
-from retryapp.core.record import Origin, Record, held_bytes
+from retryapp.core.record import Record, held_bytes
 from retryapp.core.redelivery import is_copy
-from retryapp.core.row_keys import identity_of
-from retryapp.core.rows import PendingRow, is_stopped, row_due_ms, row_header
+from retryapp.core.rows import PendingRow, row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
@@ -32,6 +28,7 @@ from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.duplicates import begin_duplicates
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
+from retryapp.engine.partition.lost_rows import LostRows
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.recall import Recall
 from retryapp.engine.partition.redelivery import begin_redelivery, passed
@@ -111,12 +108,13 @@ class Session:
         """All records of the main topic before this offset came in."""
         ordered = context.handler.order is not Order.NONE
         self._beyond = Beyond(main, start, transport.settled, ordered=ordered)
+        self._lost_rows = LostRows(context, transport.pending, start=lambda run: self._start(run))
         self.sequences: Sequences | None = None
         if ordered:
             place = context, main.partition, given_up, start, transport.main_end
             sort = Latest if context.handler.order is Order.LATEST else Sequences
-            calls: Any = {"settle": self._settle, "submit": self._submit}
-            self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
+            calls: Any = {"settle": self._settle, "submit": self._submit, "kept": self._lost_rows.holds}
+            self.sequences = self._lost_rows.sequences = sort(*place, start=self._lost_rows.begin, **calls)
         self._pending = transport.pending
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
@@ -200,6 +198,11 @@ class Session:
         return len(self.window) + len(self.scheduler.claimed)
 
     @property
+    def blocked(self) -> str | None:
+        """What keeps records on the main topic, for people; None: nothing."""
+        return self._lost_rows.blocked or (None if self.sequences is None else self.sequences.blocked)
+
+    @property
     def room(self) -> int:
         """How many records may come in now."""
         handler, window = self._context.handler, self.window
@@ -221,7 +224,7 @@ class Session:
     def accept(self, records: Sequence[Record]) -> None:
         """Take records of the main topic, in offset order."""
         context, window = self._context, self.window
-        submit = self._start if self.sequences is None else self.sequences.arrive
+        submit = self._lost_rows.begin if self.sequences is None else self.sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
         newest = -1 if self._pending is None else self._pending.newest
@@ -230,7 +233,7 @@ class Session:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.has_row(record)
-            has_row = has_row or (record.offset <= newest and self._waits(record))
+            waits, is_kept = self._lost_rows.row_of(record) if record.offset <= newest else (False, False)
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
@@ -238,7 +241,9 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
-            if has_row:  # the offset was set back: its row runs, and when that has ended, only the note says so
+            if (
+                has_row or waits
+            ):  # the offset was set back: its row runs, and when that has ended, only the note says so
                 window.finish(record.offset, settling(record))
                 ahead = at_once = True
                 continue
@@ -252,7 +257,12 @@ class Session:
                 continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
-                submit(Run(self._owner, context, record, session=self.number, fence=self._fence))
+                run = Run(self._owner, context, record, session=self.number, fence=self._fence)
+                if is_kept:
+                    self._wait_for_row(run)
+                submit(run)
+                if is_kept and self._lost_rows.holds(run):
+                    self._lost_rows.say(run)
             else:
                 window.finish(record.offset, skipped)
         if at_once:
@@ -260,17 +270,13 @@ class Session:
         if records:
             self.reach(records[-1].next_offset)
 
-    def _waits(self, record: Record) -> bool:
-        """Tell whether a record has a row; one of another time is of a record that its topic has lost."""
-        origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
-        if self._pending is None or (key := self._pending.find(identity_of(origin))) is None:
-            return False
-        row, alone = self._pending.get(key) or b"", record.next_offset == record.offset + 1
-        try:
-            time = row_header(row, RETRY_ORIGIN_TIMESTAMP_MS.encode())
-        except (DamagedRowError, NewerRowError):
-            return False
-        return alone and not is_stopped(row) and time == b"%d" % clamped(record.timestamp_ms, -1)
+    def _wait_for_row(self, run: Run) -> None:
+        """Have a first delivery wait for the row of another record that is in its place."""
+        self._lost_rows.add(run)
+        if self._suspects is not None:
+            self._suspects.pass_over()
+        if self._redelivery is not None:
+            self._redelivery.hurry(run.place)
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""
@@ -425,6 +431,7 @@ class Session:
             self.commands.applied(turns)
         if self.sequences is not None:
             self.sequences.applied(turns)
+        self._lost_rows.applied(turns)
         if self._suspect_rows is not None:
             self._suspect_rows.settled()
         self._wanted()

@@ -87,7 +87,7 @@ class Suspects:
         self._cleared = False
         """No mark counts against a record that has come."""
         self._before = False
-        """A record before the suspects has come, which may run while later ones of these are marked."""
+        """A record before the suspects has come, or waits for its place: it may run while later ones are marked."""
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
@@ -112,6 +112,10 @@ class Suspects:
             self._held.append(run)
             self._passed = self._passed or place >= self._found.first
         self._wake.set()
+
+    def pass_over(self) -> None:
+        """Note that a record comes later than those behind it."""
+        self._before = True
 
     def _may_be_more(self, run: Run) -> bool:
         """Tell whether there may be more suspects than ran: other rows may go first now.

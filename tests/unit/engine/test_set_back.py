@@ -57,15 +57,6 @@ def lose_end(transport: MemoryLaneTransport) -> None:
     transport.clock.advance(1)
 
 
-async def test_another_record_at_its_offset_runs() -> None:
-    """The main topic has lost its end, and has others there since."""
-    transport = await set_back()
-    lose_end(transport)
-    transport.append(MAIN, b"", b"another")
-    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (_, gate):
-        assert gate.started == [b"another"]
-
-
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Order) -> None:
     """Also before it is read: its row would run beside its first delivery, or its outcome would replace the row."""

@@ -1,0 +1,191 @@
+"""The main topic has lost its end, and has other records at the offsets of those that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from doubles import DLQ, MAIN, BankDownError, Gate, failures, pass_time, serving
+from suspected import found
+from test_beyond import noted
+from test_set_back import lose_end
+
+from retryapp.core.holding import Holding
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition.beyond import LOOK_S
+from retryapp.testing import MemoryLaneTransport
+
+POLICY = "1m*3"
+
+
+async def grown(
+    lost: dict[bytes, bytes], now: dict[bytes, bytes], *, order: Order = Order.NONE, **options: Any
+) -> MemoryLaneTransport:
+    """Return what a worker has left that has failed records; the topic has others in their places. Keys by values."""
+    async with serving(Gate(), POLICY, concurrency=9, order=order, **options) as (orders, gate):
+        for value, key in lost.items():
+            await orders.send(value, key=key)
+            await gate.end(orders, value, BankDownError())
+        await orders.advance(500)
+        assert orders.waiting == {"1m": len(lost)}
+        transport = orders.transport
+    lose_end(transport)
+    for value, key in now.items():
+        transport.append(MAIN, key, value)
+    return transport
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("order", Order)
+async def test_a_record_begins_once_the_one_in_its_place_has_ended(order: Order, *, fails: bool) -> None:
+    """Both have one name in the table: the failure of the new one would replace the row, its success remove it."""
+    transport = await grown({b"old": b"a"}, {b"new": b"b"})
+    async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
+        assert (gate.started, orders.waiting) == ([], {"1m": 1})
+        await orders.advance(60_000)
+        await gate.end(orders, b"old", BankDownError())
+        assert (gate.started, orders.waiting, transport.offsets[MAIN]) == ([b"old"], {"1m": 1}, 0)
+        await orders.advance(60_000)
+        await gate.end(orders, b"old")
+        assert (gate.started, orders.waiting) == ([b"old", b"old", b"new"], {})
+        await gate.end(orders, b"new", BankDownError() if fails else None)
+        await orders.advance(500)
+        assert (orders.waiting, transport.offsets[MAIN]) == ({"1m": 1} if fails else {}, 1)
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert (sorted(gate.done), orders.waiting, failures(orders)) == ([b"new", b"old"], {}, [])
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_a_kill_loses_neither(order: Order) -> None:
+    """While the new one waits, no offset has passed it; and it is read again."""
+    transport = await grown({b"old": b"a"}, {b"new": b"b", b"later": b"c"})
+    async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
+        if order is not Order.PARTITION:
+            await gate.end(orders, b"later", BankDownError())
+            await pass_time(orders, 500, round(LOOK_S * 1000))
+        assert (transport.offsets[MAIN], b"new" in gate.started) == (0, False)
+        assert noted(transport) == ({} if order is Order.PARTITION else {1: False})
+    async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
+        assert gate.started == []
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert (sorted(gate.done), orders.waiting, failures(orders)) == ([b"later", b"new", b"old"], {}, [])
+        assert transport.offsets[MAIN] == 2
+
+
+async def test_records_of_its_key_wait_behind_it_and_others_do_not() -> None:
+    """Its sequence keeps its order."""
+    transport = await grown({b"old": b"a"}, {b"first": b"b", b"second": b"b", b"other": b"c"})
+    async with serving(Gate(), POLICY, concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        assert gate.started == [b"other"]
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.started == [b"other", b"old", b"first", b"second"]
+
+
+async def test_what_waits_behind_a_head_gets_no_row_in_the_place_of_another() -> None:
+    """A held row has the name of its record, too."""
+    transport = await grown({b"one": b"a", b"two": b"b"}, {b"head": b"c", b"second": b"c", b"third": b"c"})
+    async with serving(Gate(), POLICY, concurrency=3, order=Order.KEY, transport=transport) as (orders, gate):
+        await orders.advance(60_000)
+        await gate.end(orders, b"one")
+        await gate.end(orders, b"head", BankDownError())
+        await orders.advance(500)
+        assert (orders.waiting, transport.offsets[MAIN]) == ({"1m": 2}, 1)
+        await gate.end(orders, b"two")
+        await orders.advance(500)
+        assert (orders.waiting, transport.offsets[MAIN]) == ({"1m": 1, "held": 2}, 3)
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done == [b"one", b"two", b"head", b"second", b"third"]
+
+
+async def test_a_stop_of_another_sequence_stays_until_somebody_decides() -> None:
+    """A row in its place would let that sequence go."""
+    options: Any = {"order": Order.KEY, "holding": Holding(on_dead="hold"), "concurrency": 3}
+    async with serving(Gate(), POLICY, b"dead", key=b"a", **options) as (orders, gate):
+        await gate.end(orders, b"dead", Reject())
+        await orders.advance(500)
+        transport = orders.transport
+    lose_end(transport)
+    async with serving(Gate(), POLICY, b"new", key=b"b", transport=transport, **options) as (orders, gate):
+        await orders.send(b"behind", key=b"a")
+        await pass_time(orders, 500, 100)
+        assert (gate.started, orders.waiting) == ([], {"stopped": 1, "held": 1})
+        assert (await orders.command("release", 0))["refused"] is None
+        gate.let_all()
+        await pass_time(orders, 2_000, 500)
+        assert (sorted(gate.done), orders.waiting) == ([b"behind", b"new"], {})
+
+
+async def test_a_newer_one_of_its_key_does_not_wait() -> None:
+    """With `latest` its outcome removes the row before it writes one of its own."""
+    transport = await grown({b"old": b"a"}, {b"new": b"a"})
+    async with serving(Gate(), POLICY, concurrency=3, order=Order.LATEST, transport=transport) as (orders, gate):
+        await gate.end(orders, b"new", BankDownError())
+        await orders.advance(500)
+        assert (orders.waiting, transport.offsets[MAIN]) == ({"1m": 1}, 1)
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done == [b"new"]
+
+
+async def test_newer_ones_in_each_others_places_do_not_wait_for_ever() -> None:
+    """Each replaces the row that is in the place of the other, so neither row runs."""
+    transport = await grown({b"one": b"a", b"two": b"b"}, {})
+    async with serving(Gate(), POLICY, concurrency=3, order=Order.LATEST, transport=transport) as (orders, gate):
+        await orders.send(b"newer two", key=b"b")
+        await orders.send(b"newer one", key=b"a")
+        for value in (b"newer two", b"newer one"):
+            await gate.end(orders, value, BankDownError())
+        await orders.advance(500)
+        assert (orders.waiting, transport.offsets[MAIN]) == ({"1m": 2}, 2)
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert sorted(gate.done) == [b"newer one", b"newer two"]
+
+
+async def test_no_mark_of_suspects_moves_the_offset_past_it() -> None:
+    """Those after it run in groups; a kill after that loses it no more than before."""
+    names = [b"new", b"a", b"b", b"c"]
+    transport = await grown({b"old": b"k"}, {})
+    suspected = found("r1:old", *names)
+    transport.broker.notes[MAIN] = suspected.broker.notes[MAIN]
+    for name in names:
+        transport.append(MAIN, name, name)
+    async with serving(Gate(), POLICY, concurrency=4, transport=transport) as (orders, gate):
+        gate.let_all()
+        await orders.advance(2_000)
+        assert (gate.done, transport.offsets[MAIN]) == (names[1:], 0)
+        await pass_time(orders, 70_000, 10_000)
+        assert (gate.done[3:], transport.offsets[MAIN]) == ([b"old", b"new"], 4)
+
+
+async def test_a_copy_on_the_main_topic_is_not_waited_for_by_what_waits_for_its_row() -> None:
+    """The window would be full before that is read."""
+    transport = await grown({b"old": b"a"}, {b"new": b"b"}, through_main=True)
+    options: Any = {"through_main": True, "max_in_flight": 2, "transport": transport}
+    async with serving(Gate(), POLICY, **options) as (orders, gate):
+        gate.let_all()
+        await orders.send(*(b"%d" % n for n in range(4)))
+        await pass_time(orders, 65_000, 5_000)
+        assert sorted(gate.done) == [b"0", b"1", b"2", b"3", b"new", b"old"]
+
+
+async def test_it_is_said_and_a_cancel_lets_it_go(caplog: pytest.LogCaptureFixture) -> None:
+    """The row may be due in days, and the offset waits for that."""
+    transport = await grown({b"old": b"a"}, {b"new": b"b"})
+    async with serving(Gate(), POLICY, transport=transport) as (orders, gate):
+        blocked = [orders.engine.blocked]
+        [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert said.startswith(
+            "orders[0]@0 waits for another record of that offset, which the topic has lost: both are app/orders@"
+        )
+        assert (await orders.command("cancel", 0))["refused"] is None
+        blocked.append(orders.engine.blocked)
+        assert blocked == ["offset 0 waits for another record of that offset, which the topic has lost", None]
+        assert gate.started == [b"new"]
+        await gate.end(orders, b"new", Reject())
+        assert [letter.value for letter in orders.records(DLQ)] == [b"old", b"new"]
