@@ -419,6 +419,11 @@ class LaneProtocol(ABC):
         """Records beyond the main topic's committed offset that are settled: offset, and whether each succeeded."""
         return self._beside().settled
 
+    def take_back(self, offset: int) -> None:
+        """Name a record beyond the offset as settled no more: it was another one, which its topic has lost."""
+        notes = self._beside()
+        notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
+
     def _beside(self) -> Notes:
         if self._notes is None:
             self._notes = Notes(self.place, self.life)

@@ -1,7 +1,7 @@
 """Rows of records that the main topic has lost with its end, where it has others at their offsets since.
 
-Row and new record have one name in the table. So the new record's first delivery waits until the row has ended: its
-failure would replace the row, and its success remove it. The offset waits with it, so a crash loses neither.
+Row and new record have one name in the table, so a row of the new one would replace that of the other. The new
+record's first delivery waits until the row has ended, and the offset with it: a crash loses neither.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class LostRows:
     def add(self, run: Run) -> None:
         """Take note of a first delivery, before it may begin, whose place has the row of another record."""
         self._runs[run.place] = run
+
+    def leave(self, run: Run) -> None:
+        """Note that a first delivery has an outcome without a run."""
+        if self._runs:
+            self._runs.pop(run.place, None)
 
     def holds(self, run: Run) -> bool:
         """Tell whether the place of a first delivery still has the row of another record."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,7 @@ class Session:
         self._first = first
         self._wanted = wanted
         self._given_up = given_up
+        self._transport = transport
         self._progress_ms = progress_ms
         self._is_of_letters = context.handler.topology.reads_letters
         self._submit = partial(lane.submit, number)
@@ -234,6 +236,8 @@ class Session:
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.has_row(record)
             waits, is_kept = self._lost_rows.row_of(record) if record.offset <= newest else (False, False)
+            if is_kept and found and found[-1].next_offset == record.next_offset:
+                self._take_back(found.pop())
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
@@ -269,6 +273,14 @@ class Session:
             self.release(ahead=ahead)  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
+
+    def _take_back(self, settled: Settled) -> None:
+        """Have the note of the offset say no more that a record is settled, before the row of the other one goes."""
+        offset = settled.next_offset - 1
+        self._beyond.take_back(offset)
+        self._transport.take_back(offset)
+        with suppress(LaneClosedError):  # the session is over: it is read again
+            self._submit(Turn(source=self._main, next_offset=0))
 
     def _wait_for_row(self, run: Run) -> None:
         """Have a first delivery wait for the row of another record that is in its place."""
@@ -342,6 +354,7 @@ class Session:
 
     def _settle(self, run: Run, turn: Turn) -> None:
         """Take the turn of a first delivery that does not run now."""
+        self._lost_rows.leave(run)
         self.window.finish(run.record.offset, turn)
         if not self._unreleased:
             self._release_soon()

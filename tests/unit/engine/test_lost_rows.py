@@ -14,7 +14,7 @@ from retryapp.core.holding import Holding
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.beyond import LOOK_S
-from retryapp.testing import MemoryLaneTransport
+from retryapp.testing import MemoryLaneTransport, Step
 
 POLICY = "1m*3"
 
@@ -39,7 +39,7 @@ async def grown(
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("order", Order)
 async def test_a_record_begins_once_the_one_in_its_place_has_ended(order: Order, *, fails: bool) -> None:
-    """Both have one name in the table: the failure of the new one would replace the row, its success remove it."""
+    """Both have one name in the table: the failure of the new one would replace the row."""
     transport = await grown({b"old": b"a"}, {b"new": b"b"})
     async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
         assert (gate.started, orders.waiting) == ([], {"1m": 1})
@@ -189,3 +189,68 @@ async def test_it_is_said_and_a_cancel_lets_it_go(caplog: pytest.LogCaptureFixtu
         assert gate.started == [b"new"]
         await gate.end(orders, b"new", Reject())
         assert [letter.value for letter in orders.records(DLQ)] == [b"old", b"new"]
+
+
+async def ahead(order: Order = Order.NONE) -> MemoryLaneTransport:
+    """Return what a worker has left that has failed a record behind one that hangs; the topic has another one there."""
+    async with serving(Gate(), POLICY, b"hangs", key=b"z", concurrency=3, order=order) as (orders, gate):
+        await orders.send(b"old", key=b"a")
+        await gate.end(orders, b"old", BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+    assert noted(transport) == {1: False}
+    log = transport.broker.logs[MAIN]
+    del log.entries[1:]
+    log.end = 1
+    transport.clock.advance(1)
+    transport.append(MAIN, b"b", b"new")
+    return transport
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", range(2))
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_what_is_noted_as_settled_is_not_the_new_one(order: Order, after: int, *, durable: bool) -> None:
+    """The row of the other one says so, and its outcome is not durable before the note is mended."""
+    transport = await ahead(order)
+    async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
+        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
+        await pass_time(orders, 70_000, 10_000)
+        assert b"new" not in gate.started
+        if b"old" in gate.running:
+            await gate.end(orders, b"old")
+        await pass_time(orders, 500, 100)
+        assert dying.reached
+    async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done.count(b"new") == 1
+        assert (orders.waiting, transport.offsets[MAIN], failures(orders)) == ({}, 2, [])
+
+
+async def test_the_one_before_is_not_replayed_while_the_new_one_runs() -> None:
+    """The failure of the new one would replace its row."""
+    transport = await ahead()
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (orders, gate):
+        assert (await orders.command("cancel", 1))["refused"] is None
+        assert gate.started == [b"hangs", b"new"]
+        assert (await orders.command("replay", 1))["refused"] == "running"
+        await gate.end_all(orders)
+        assert (await orders.command("replay", 1))["refused"] is None
+        await orders.to_rest()
+        assert gate.done == [b"hangs", b"new", b"old"]
+
+
+async def test_a_replaced_one_does_not_wait() -> None:
+    """With `latest` it has ended as the next one of its key came, although the row in its place has not."""
+    transport = await grown({b"busy": b"c", b"old": b"a"}, {}, order=Order.LATEST)
+    async with serving(Gate(), POLICY, concurrency=3, order=Order.LATEST, transport=transport) as (orders, gate):
+        await orders.advance(60_000)
+        await orders.send(b"other", key=b"b")
+        await orders.send(b"new", b"newest", key=b"c")
+        blocked = [orders.engine.blocked]
+        await gate.end(orders, b"busy")
+        await pass_time(orders, 500, 100)
+        blocked.append(orders.engine.blocked)
+        assert blocked == ["offset 0 waits for another record of that offset, which the topic has lost", None]
+        assert gate.started == [b"busy", b"old", b"newest", b"other"]
