@@ -127,7 +127,8 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("handler", "circuit", "state"),
     ),
     "blocked_partitions": (
-        "Partitions here that take no new records: a cap is reached, or for over a minute all wait for one record.",
+        "Partitions here that take no new records, or soon: a cap is reached, one waits for a record that the topic has"
+        " lost, or for over a minute all wait for one record.",
         ("handler",),
     ),
     "paused_partitions": ("Partitions here whose handler somebody has paused.", ("handler",)),
