@@ -245,9 +245,8 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
-            if (
-                has_row or waits
-            ):  # the offset was set back: its row runs, and when that has ended, only the note says so
+            if has_row or waits:
+                # the offset was set back: its row runs, and when that has ended, only the note says so
                 window.finish(record.offset, settling(record))
                 ahead = at_once = True
                 continue
