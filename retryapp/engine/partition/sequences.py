@@ -425,7 +425,7 @@ class Sequences:
         line = None if (name := self.name(key)) is None else self._lines.get(name)
         return line is not None and bool(line.rows) and (line.running or line.rows[0] != identity)
 
-    def may_come_back(self, _key: bytes | None) -> bool:
+    def may_come_back(self, _identity: bytes, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""
         return True
 
