@@ -213,7 +213,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         _model(
             "Journey", "What a record has been through, the oldest first, and the attempts that are planned.", _Page,
             main=str, failure_id=str, idempotency_key=str, origin=dict[str, int], looked=int, complete=bool,
-            max_attempts=_Int, find=str, planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
+            max_attempts=_Int, find=str, held_back_by=_Text,
+            planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
             steps=_many(_model(
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
                 delivery=(_Int, None), worker=_Text,
