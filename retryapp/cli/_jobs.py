@@ -222,17 +222,14 @@ def unknown_job(job: str, *, as_json: bool) -> ExitCode:
     return ExitCode.FINDING
 
 
-def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool, done: str = "") -> ExitCode:
-    """Print what partitions say of a command, after what has come of it where it is `done`.
+def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
+    """Print what partitions say of a command.
 
     Returns:
         FINE: all have obeyed it.
     """
     said = outcomes(told)
-    rows = [
-        [str(each["partition"]), each["outcome"], (done if each["outcome"] == "done" else "") + _said(each)]
-        for each in said
-    ]
+    rows = [[str(each["partition"]), each["outcome"], _said(each)] for each in said]
     emit({**facts, "partitions": said}, table(["partition", "outcome", ""], rows), as_json=as_json)
     return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
 
@@ -265,7 +262,7 @@ def _state(found: JobProgress) -> str:
 
 def job_text(job: str, found: JobProgress) -> str:
     whole = found.whole
-    lines = [f"job {job}: {whole.verb}, {_state(found)}; {whole.text}"]
+    lines = [f"job {job}: {whole.verb}, {_state(found)}; {whole.counts}"]
     if late := late_text(found):
         lines.append(f"{late}, as no worker has taken it there yet: {', '.join(map(str, found.not_begun))}")
     for text in dict.fromkeys(found.pauses.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from retryapp.core.jobs import MOST_NAMED, JobVerb
 from retryapp.core.text import counted
 from retryapp.lookup.jobs import parts_of, passed, progress_of, read_refused, summed, tell_job
 from retryapp.runtime.machine.clock import SystemClock
-
-_DONE: Final = {JobVerb.PAUSE: "paused; ", JobVerb.RESUME: "goes on; ", JobVerb.CANCEL: "cancelled; "}
-"""Before the counts of a part, which do not say what the command has done to it."""
 
 
 @click.group(name="job", cls=Group)
@@ -132,4 +129,4 @@ def _steer(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms:
     if not told:
         emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
         return ExitCode.FINDING
-    return answers({"job": job, "verb": verb}, told, as_json=as_json, done=_DONE[verb])
+    return answers({"job": job, "verb": verb}, told, as_json=as_json)

@@ -271,6 +271,11 @@ class Part(BaseModel):
 
     @property
     def text(self) -> str:
+        """Its state, and what it has done, for people."""
+        return f"{self.state}: {self.counts}"
+
+    @property
+    def counts(self) -> str:
         """What it has done, for people."""
         refused = "".join(f", {count} {word}" for word, count in sorted(self.refused.items()))
         return f"{self.done} done{refused}; {counted(self.looked, 'letter')} looked at"

@@ -6,6 +6,7 @@
 * A fingerprint groups failures with the same cause: a hash of the error types along ``__cause__``, of the user's
   frames as file base name and function, and of the message's template (`core.causes`). Line numbers do not count; nor
   do frames of retryapp, Faust and the standard library, nor of installed packages if a frame of the user's own is left.
+  What a topic does not take is found in the handler or after its end: its topic counts, and no frame.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 from retryapp.core.causes import template_of
+from retryapp.core.errors import PublishError, shown
 from retryapp.core.metadata import MAX_TRACE_BYTES
 from retryapp.core.text import cut_tail, cut_text
 
@@ -85,11 +87,20 @@ def raised_in(error: BaseException) -> str | None:
 def fingerprint_of(error: BaseException, message: str) -> str:
     """Return a stable hash of an error's cause, with the message that is shown: ``FINGERPRINT_CHARS`` hex digits."""
     chain = tuple(_chain(error))
-    frames = [frame for each in chain for frame, _ in _frames(each.__traceback__)]
+    frames = [frame for each in chain if not _is_of_topic(each) for frame, _ in _frames(each.__traceback__)]
     places = [(_module(frame), frame.f_code.co_filename, frame.f_code.co_qualname) for frame in frames]
-    names = tuple(qualified_name(type(each)) for each in chain)
+    names = tuple(_kind(each) for each in chain)
     once = _fingerprint if len(places) <= MAX_FRAMES else _fingerprint.__wrapped__  # bounds the cache in bytes, too
     return once(names, tuple(places), template_of(message))
+
+
+def _is_of_topic(error: BaseException) -> bool:
+    return issubclass(type(error), PublishError)  # its own code may fail where it is asked
+
+
+def _kind(error: Any) -> str:
+    name = qualified_name(type(error))
+    return f"{name} {shown(error.topic)}" if _is_of_topic(error) else name
 
 
 @lru_cache(maxsize=1024)  # failures of one cause come by the thousand; no types: a class may hold a payload

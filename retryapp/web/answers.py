@@ -227,10 +227,9 @@ class Answers:
         facts, (total, _, about) = await asyncio.gather(
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
-        reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         total = None if question.marked or question.is_narrow else total
         # of how many is not known: a page looks at marked letters too, which no table counts
-        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": reasons}
+        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(DeadReason)}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""

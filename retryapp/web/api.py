@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from retryapp.core.causes import CauseCount
+from retryapp.core.classify import DeadReason
 from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
@@ -157,7 +158,8 @@ _LIMITS: Final = {
     "partition": _NUMBER,
 }
 _SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
-_FILTER: Final = {**dict.fromkeys((*FILTERS, "since", "until"), _STRING), "all": _YES}
+_REASON: Final = {**_STRING, "enum": sorted(DeadReason)}
+_FILTER: Final = {**dict.fromkeys((*FILTERS, "since", "until"), _STRING), "reason": _REASON, "all": _YES}
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/health": (_model("Alive", "That pages are served.", ok=Literal[True]), {}),
@@ -199,7 +201,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/dead": (
         _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
                reasons=list[str]),
-        {**_LIMITS, **_SEARCH, "reason": _STRING, "marked": _YES, "before": _STRING, "seen": _SEEN},
+        {**_LIMITS, **_SEARCH, "reason": _REASON, "marked": _YES, "before": _STRING, "seen": _SEEN},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -211,7 +213,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         _model(
             "Journey", "What a record has been through, the oldest first, and the attempts that are planned.", _Page,
             main=str, failure_id=str, idempotency_key=str, origin=dict[str, int], looked=int, complete=bool,
-            max_attempts=_Int, find=str, planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
+            max_attempts=_Int, find=str, held_back_by=_Text,
+            planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
             steps=_many(_model(
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
                 delivery=(_Int, None), worker=_Text,

@@ -20,6 +20,7 @@ from retryapp.core.rows import CANCELLED, decode_row
 from retryapp.core.schedule import parse_schedule
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
+from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts, pending_summary
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, HandlerInfo, PendingEntry
@@ -73,6 +74,9 @@ async def journey(answers: Answers, question: Question) -> Facts:
     item = answers.view.partition(info.main, origin.partition)
     row = answers.view.pending_find(origin) if item is not None and item.state == OPEN else None
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
+    last = _last_failure(row, found.steps)
+    if item is not None and row is not None and last:
+        mark_held_back(last, what_holds([item]), answers.now_ms())
     return {
         "main": info.main,
         "failure_id": name,
@@ -81,7 +85,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "steps": [{**_UNKNOWN, **step} for step in found.steps],
         "looked": found.looked,
         "complete": found.complete,
-        "planned": planned(info, _last_failure(row, found.steps)),
+        "planned": planned(info, last),
+        "held_back_by": last.get("held_back_by"),
         "max_attempts": info.max_attempts,
         "find": f"{owner}{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
     }
@@ -128,13 +133,14 @@ def _failed_in(row: PendingEntry) -> Facts:
 def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
     """Return the attempts to come by today's policy if all fail, without jitter; none if no next one is due.
 
-    Only the next where rules have schedules of their own: its error says which one follows.
+    Only the next where rules have schedules of their own: its error says which one follows. So where something holds
+    that back: nobody knows when it begins, and the time until then may not count.
     """
     if last.get("due_at_ms") is None or last.get("attempt") is None:
         return []
     schedule, at_ms, attempt = parse_schedule(info.schedule), last["due_at_ms"], last["attempt"] + 1
     plan = [{"attempt": attempt, "due_at_ms": at_ms}]
-    if info.max_attempts is None or info.rule_schedules:
+    if info.max_attempts is None or info.rule_schedules or last.get("held_back_by"):
         return plan
     until_ms = math.inf if info.max_elapsed_ms is None else last["counted_ms"] + info.max_elapsed_ms
     while len(plan) < MOST_PLANNED and schedule.follows(attempt) and attempt < info.max_attempts:

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from pydantic import ValidationError
 
 from retryapp.core.checks import first_problem
+from retryapp.core.classify import DeadReason
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.lookup.instants import INSTANT, parse_instant
@@ -151,6 +152,8 @@ def question_of(
 
 def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     fields: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    if "reason" in given and given["reason"] not in {*DeadReason}:
+        raise bad_parameter("reason", given["reason"], f"one of {', '.join(sorted(DeadReason))}")
     fields |= {"from_ms": _instant(given, "since", now_ms), "until_ms": _instant(given, "until", now_ms)}
     try:
         return LetterFilter(**fields)

@@ -159,7 +159,7 @@ class Jobs:
 
     def _start(self, command: JobCommand, part: Part | None, age_ms: int) -> Effect:
         if part is not None:
-            raise RefusedError(Refusal.JOB_KNOWN, f"it has begun already: {part.text}")
+            raise RefusedError(Refusal.JOB_KNOWN, f"it has begun already, and is {part.text}")
         if command.part is None:
             raise RefusedError(Refusal.MALFORMED, "part: a start says what is to be done")
         if age_ms > JOB_AGE_MS:

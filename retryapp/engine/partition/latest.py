@@ -3,7 +3,7 @@
 1. A newer record runs at once, as attempt 1. A row of an older one cannot be claimed any more, and the newer one's
    outcome, whatever it is, removes it in the same turn.
 2. While an older one runs, newer ones wait in the window, and each is replaced by the next. An older one that fails,
-   and would be tried again, is superseded instead.
+   and would be tried again, is superseded instead. So is one behind which a dead record of its key is replayed.
 3. What replaces a record is on the main topic, unsettled, or in a row: a crash at any point leaves the newest.
 4. An opening claims no row before the main topic is read up to where it ended then, or for `READ_S`.
 """
@@ -68,21 +68,21 @@ class Latest(Sequences):
         line = self._lines.get(name)
         while line and line.waiting and (len(line.waiting) > 1 or self._is_older(line.waiting[0], line)):
             run = line.waiting.popleft()
-            by = line.waiting[-1].record.offset if line.waiting else origin_offset(line.rows[0])
-            turn = self._told(settling(run.record), run.origin, by)
+            turn = self._told(settling(run.record), run.origin, _newest(line))
             if line.rows and (gone := [each for each in line.older if not self._is_behind(each, run)]):
                 line.older = [each for each in line.older if each not in gone]
                 self._remove_with(turn, gone, run.record.offset)
             self._settle(run, turn)
         if line and line.older and not (line.rows or line.waiting or self._is_busy(name, line)):
             line.rows.append(line.older.pop())  # a command has taken the newer one away: nothing replaces this
-        if line and line.waiting and not self._is_busy(name, line):
-            line.older += line.rows
-            line.rows.clear()
+        if line and not self._is_busy(name, line):
+            left = 0 if line.waiting else 1
+            while len(line.rows) > left:
+                line.older.append(line.rows.popleft())
         super().advance(name)
 
     def _is_older(self, run: Run, line: Line) -> bool:
-        return bool(line.rows) and self._is_behind(line.rows[0], run)
+        return bool(line.rows) and self._is_behind(line.rows[-1], run)
 
     @override
     def _is_busy(self, name: bytes, line: Line) -> bool:
@@ -103,8 +103,18 @@ class Latest(Sequences):
         return True
 
     @override
-    def may_come_back(self, key: bytes | None) -> bool:
-        return self.name(key) not in self._lines
+    def may_come_back(self, identity: bytes, key: bytes | None) -> bool:
+        if (name := self.name(key)) is None or (line := self._lines.get(name)) is None:
+            return True
+        if line.first or line.waiting or not line.rows:
+            return False
+        return self._position(line.rows[-1]) < self._position(identity)
+
+    @override
+    def came_back(self, identity: bytes, value: bytes, key: bytes | None) -> None:
+        super().came_back(identity, value, key)
+        if (name := self.name(key)) is not None:
+            self.advance(name)
 
     @override
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
@@ -112,12 +122,11 @@ class Latest(Sequences):
         if run.sequence is None or line is None:
             return outcome
         rows = () if isinstance(outcome, int) else tuple((row.identity, row.value) for row in outcome.rows if row.value)
-        if line.waiting and rows and isinstance(outcome, Turn):
+        if (line.waiting or len(line.rows) > 1) and rows and isinstance(outcome, Turn):
             row, replays = decode_row(rows[0][1]), 0 if run.metadata is None else run.metadata.replays
             seen = tuple(each for each in outcome.observations if each.event not in (Event.SCHEDULED, Event.DEFERRED))
             numbers = {"delivery": row.delivery, "attempt": row.attempt, "replays": replays}
-            by = line.waiting[-1].record.offset
-            outcome, rows = self._told(run.settle(observations=seen), run.origin, by, **numbers), ()
+            outcome, rows = self._told(run.settle(observations=seen), run.origin, _newest(line), **numbers), ()
         self._unwritten.update((identity, run.sequence) for identity, _ in rows)
         if line.older:
             if isinstance(outcome, int):
@@ -173,3 +182,8 @@ class Latest(Sequences):
         attempt = numbers.get("attempt")
         turn.observations += (observed(Event.SUPERSEDED, handler.main, origin, failure_id=identity, attempt=attempt),)
         return turn
+
+
+def _newest(line: Line) -> int:
+    """Return the offset of the newest record that waits: it replaces the others."""
+    return line.waiting[-1].record.offset if line.waiting else origin_offset(line.rows[-1])

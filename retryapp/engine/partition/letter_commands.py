@@ -384,7 +384,7 @@ class LetterCommands:
             runs = key in self._claimed
             raise RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
         self._check_replay(command, letter, mark)
-        if self._sequences is not None and not self._sequences.may_come_back(letter.record.key):
+        if self._sequences is not None and not self._sequences.may_come_back(identity, letter.record.key):
             raise RefusedError(Refusal.SUPERSEDED, "a newer record of its key waits or runs")
         name = f"{letter.topic.topic.removeprefix(self._base).removeprefix('.')}:{letter.record.offset}"
         anew = replayed(metadata, letter=name, replay_id=cut_text(command.id, _MAX_ID_CHARS), now_ms=now_ms)

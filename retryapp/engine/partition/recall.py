@@ -2,7 +2,7 @@
 
 They are claimed like others, and so count as in flight with their sizes. What was claimed is read in offset order, a
 bounded number of bytes at once: neighbours come in one request. A fault of the broker costs no attempt: the rows stay
-claimed, and are read a little later.
+claimed, and are read a little later. What this worker cannot read, as without a codec, ends the session by its name.
 
 A row that waits on (a hold, a rate, a pause, an outage, workers that were away) becomes a copy, before the main topic
 may lose the record; so does one that is claimed, and does not begin for as long.
@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Final
 
-from retryapp.core.errors import RecordError
+from retryapp.core.errors import RecordError, UnreadableTopicError
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT, origin_offset
 from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, is_reference, tier_of
@@ -149,6 +149,8 @@ class Recall:
         while True:
             try:
                 found = await self._reader.records(self._main, offsets)
+            except UnreadableTopicError:
+                raise
             except Exception as exc:  # noqa: BLE001 - of whatever client: the records wait, and cost no attempt
                 if not self._troubled:
                     logger.warning("%s[%s] cannot be read again now: %r", *self._main, exc)

@@ -432,7 +432,7 @@ class Sequences:
         """Tell whether the outcome of a first delivery replaces the row in its place."""
         return False
 
-    def may_come_back(self, _key: bytes | None) -> bool:
+    def may_come_back(self, _identity: bytes, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""
         return True
 

@@ -302,7 +302,7 @@ async def test_a_partition_whose_dead_letters_are_still_being_read_is_left_out(s
 
 @pytest.mark.parametrize("holds", ["circuit", "rate"])
 async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWorker, holds: str) -> None:
-    """In the list and on its page; one that is not due waits for its time."""
+    """In the list, on its page and in its plan; one that is not due waits for its time."""
     worker.parts["shop.orders"] = [replace(item, holds_due=holds) for item in worker.parts["shop.orders"]]
     records = (await site.facts(f"{BASE}/pending?partition=1"))["records"]
     assert [record["held_back_by"] for record in records] == [holds, None]
@@ -310,6 +310,10 @@ async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWork
     assert (await site.facts(f"{BASE}/pending/1/42"))["record"]["held_back_by"] == holds
     assert "holds it back" in await site.page(f"{BASE}/pending/1/42")
     assert "holds it back" not in await site.page(f"{BASE}/pending/1/43")
+    held, waits = [f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/1/{offset}" for offset in (42, 43)]
+    assert f"held back by the {holds}" in await site.page(held)
+    plans = [await site.facts(path) for path in (held, waits)]
+    assert [(each["held_back_by"], len(each["planned"]) == 1) for each in plans] == [(holds, True), (None, False)]
 
 
 async def test_letters_are_listed_by_time_whatever_the_clocks_of_brokers_did(site: Site, worker: FakeWorker) -> None:

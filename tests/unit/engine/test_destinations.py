@@ -12,7 +12,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook, partition_of
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
-from retryapp.ports import LaneBatch, LaneReceipt
+from retryapp.ports import Event, LaneBatch, LaneReceipt
 from retryapp.testing import MemoryDestinations, MemoryLaneTransport, MemoryPartition, VirtualClock
 
 OUT = "payments"
@@ -57,6 +57,15 @@ async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_
         topics.topics = {OUT: 1}
         await orders.advance(int(PROBLEM_S * 1_000))
         assert (count(orders), len(orders.records("other"))) == (2, 1)
+
+
+@pytest.mark.parametrize("seen", [{}, {OUT: TopicLook(1, max_bytes=9), "other": TopicLook(1, max_bytes=9)}])
+async def test_what_a_topic_does_not_take_is_one_cause_whoever_finds_it(seen: dict[str, TopicLook]) -> None:
+    """The first attempt hears of it after the handler has ended, others in the handler; each topic has its own."""
+    topics = MemoryDestinations(seen)
+    async with serving(publish, DAY, b"1", b"2", b"other 3", destinations=topics) as (orders, _):
+        first, later, other = (each.fingerprint for each in orders.observer.of(Event.FAILED))
+        assert first == later != other
 
 
 async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_at_again() -> None:

@@ -376,7 +376,7 @@ async def test_a_part_that_fails_and_has_nothing_left_ends(more: int, state: str
         ended, event = part_of(orders), events_of(orders, Commanded)[-1]
         assert (ended.state, ended.done, ended.paused) == (state, 1, "1 of the last 1 replays failed again")
         assert (event.verb, event.after) == ("job-pause" if more else "job-end", state)
-        assert event.text.startswith("1 of the last 1 replays failed again; 1 done")
+        assert event.text.startswith(f"1 of the last 1 replays failed again; {state}: 1 done")
 
 
 async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:

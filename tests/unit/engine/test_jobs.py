@@ -337,17 +337,20 @@ async def test_a_job_pauses_itself_later_too() -> None:
 
 
 async def test_a_job_is_paused_and_cancelled() -> None:
-    """Also over a restart; what is over takes no commands."""
+    """Also over a restart; what is over takes no commands. Each answer says the state."""
     async with with_letters(50) as (orders, service):
         await begin(orders, every_ms=100.0)
         await pass_time(orders, 1_000, 50)
-        await tell(orders, JobVerb.PAUSE, why="lunch")
+        told = await tell(orders, JobVerb.PAUSE, why="lunch")
         done = part_of(orders).done
         assert 8 <= done <= 12
+        counts = f"{done} done; {done} letters looked at"
+        assert told["text"] == f"paused: {counts}"
+        assert (await begin(orders))["text"] == f"it has begun already, and is paused: {counts}"
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(5_000)
         assert (part_of(orders).state, part_of(orders).paused, part_of(orders).done) == ("paused", "lunch", done)
-        assert (await tell(orders, JobVerb.CANCEL))["after"] == "cancelled"
+        assert (await tell(orders, JobVerb.CANCEL))["text"] == f"cancelled: {counts}"
         assert (await tell(orders, JobVerb.RESUME))["refused"] == "no-job"
         await orders.to_rest()
         assert len(service.again) == done

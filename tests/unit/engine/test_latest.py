@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from doubles import (
+    DLQ,
     MAIN,
     BankDownError,
     Gate,
@@ -19,9 +20,11 @@ from doubles import (
     post,
     reopen,
     serving,
+    tell,
 )
 
 from retryapp.core.control import Verb
+from retryapp.core.jobs import HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.lifecycle import Superseded
 from retryapp.core.verdicts import Defer, Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
@@ -335,6 +338,80 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
         gate.let(b"2")
         await orders.to_rest()
         assert (gate.started, [told[:2] for told in superseded(orders)]) == ([b"other", b"2"], [(0, 2)])
+
+
+async def with_letters(orders: MemoryPartition, gate: Gate, *values: bytes) -> None:
+    """Have records of one key die."""
+    for value in values:
+        await orders.send(value, key=b"a")
+        await gate.end(orders, value, Reject("wrong"))
+    await orders.advance(500)
+    gate.started.clear()
+
+
+async def force(orders: MemoryPartition, offset: int) -> str | None:
+    """Have a dead record replayed; return why that is refused."""
+    refused: str | None = (await orders.command("replay", offset, force=True))["refused"]
+    await orders.advance(500)
+    return refused
+
+
+@pytest.mark.parametrize(("together", "reopens"), [(1, False), (50, False), (50, True)])
+async def test_of_the_letters_of_a_key_that_a_job_brings_back_the_newest_runs(
+    together: int, monkeypatch: pytest.MonkeyPatch, *, reopens: bool
+) -> None:
+    """It replaces the others, which came back before: in the same turn, or in turns of their own."""
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_BESIDE", together)
+    async with serving(Gate(), "1m 1m", **LATEST) as (orders, gate):
+        await with_letters(orders, gate, b"1", b"2", b"3")
+        await tell(orders, HandlerVerb.PAUSE)
+        upto = {DLQ: orders.records(DLQ)[-1].offset + 1}
+        part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto=upto, force=True)
+        assert (await orders.obey(JobCommand(id="c", job="j", verb=JobVerb.START, part=part)))["refused"] is None
+        await pass_time(orders, 1_000, 50)
+        assert (gate.started, orders.waiting) == ([], {"replay": 3})
+        if reopens:
+            await reopen(orders)
+        await tell(orders, HandlerVerb.RESUME)
+        assert gate.started == [b"3"]
+        await gate.end_all(orders)
+        assert (gate.started, orders.waiting) == ([b"3"], {})
+        assert sorted(told[:2] for told in superseded(orders)) == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("end", [None, BankDownError(), Reject("wrong")])
+async def test_a_newer_letter_is_replayed_behind_an_older_record_that_runs(end: Exception | None) -> None:
+    """As a newer record would be: it begins once that has ended, and supersedes it if it fails."""
+    async with serving(Gate(), "1m 1m", **LATEST) as (orders, gate):
+        await with_letters(orders, gate, b"1", b"2")
+        assert [await force(orders, 0), await force(orders, 1), await force(orders, 1)] == [None, None, "waiting"]
+        assert (gate.started, orders.waiting) == ([b"1"], {"replay": 2})
+        await gate.end(orders, b"1", end)
+        await orders.advance(500)
+        assert (gate.started, orders.waiting) == ([b"1", b"2"], {"replay": 1})
+        await gate.end(orders, b"2", BankDownError())
+        await orders.send(b"3", key=b"a")
+        await gate.end_all(orders)
+        assert gate.started == [b"1", b"2", b"3"]
+        failed = isinstance(end, BankDownError)
+        assert [told[:2] for told in superseded(orders)] == [*[(0, 1)] * failed, (1, 2)]
+        assert len(orders.dead_letters) == 2 + isinstance(end, Reject)
+
+
+async def test_a_replay_takes_the_place_of_an_older_row_until_a_command_takes_it_away() -> None:
+    """Nothing changes the older one meanwhile; an even older letter is refused."""
+    async with serving(Gate(), "1m 1m", **LATEST) as (orders, gate):
+        await with_letters(orders, gate, b"1", b"2", b"3")
+        await force(orders, 1)
+        await gate.end(orders, b"2", BankDownError())
+        await tell(orders, HandlerVerb.PAUSE)
+        assert [await force(orders, 0), await force(orders, 2)] == ["superseded", None]
+        assert (await orders.command("hold", 1))["refused"] == "not-waiting"
+        assert (await orders.command("cancel", 2))["refused"] is None
+        assert (await orders.command("retry-now", 1))["refused"] is None
+        await tell(orders, HandlerVerb.RESUME)
+        await gate.end_all(orders)
+        assert (gate.started, superseded(orders), orders.waiting) == ([b"2", b"2"], [], {})
 
 
 async def test_none_goes_on_that_is_older_than_one_that_was_superseded() -> None:

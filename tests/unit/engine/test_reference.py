@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import DLQ, MAIN, RETRY, crowd, reopen, rows, scheduler_of, serving
+from doubles import DLQ, MAIN, RETRY, crowd, failures, reopen, rows, scheduler_of, serving
 
+from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Damage, Record
@@ -119,6 +120,18 @@ async def test_a_fault_of_the_broker_costs_no_attempt() -> None:
     assert [(seen.attempt, seen.came_to) for seen in script.calls] == [(1, "ConnectionError"), (2, "ok")]
     assert took_ms >= 3_000
     assert orders.dead_letters == []
+
+
+async def test_a_record_that_this_worker_cannot_read_again_stops_its_partition_by_name() -> None:
+    """It has no codec for it, say: to ask again and again, in silence, would keep all others that wait from theirs."""
+    async with serving(Script("fail"), "1s", LARGE, by_reference=True) as (orders, script):
+        error = UnreadableTopicError(*MAIN, 0, "no codec")
+        orders.transport.fail("records", error, times=2)  # type: ignore[arg-type]
+        await orders.advance(1_000)
+        assert failures(orders) == [str(error)]
+        await orders.to_rest()
+        assert failures(orders) == [str(error)] * 2
+        assert [call.attempt for call in script.calls] == [1, 2]
 
 
 async def test_what_would_wait_longer_than_the_topic_keeps_it_waits_as_a_copy() -> None:

@@ -73,6 +73,16 @@ def test_a_filter_that_cannot_be_read_is_refused_with_an_example(name: str, exam
     assert question_of({name: example}).wanted != LetterFilter()
 
 
+def test_a_reason_that_no_letter_can_have_is_refused_with_those_that_one_can() -> None:
+    """The list was empty, as if nothing had died so."""
+    with pytest.raises(PageError, match="reason='zzz'") as error:
+        question_of({"reason": "zzz"})
+    assert error.value.hint == (
+        "Expected one of cancelled, crashed, damaged, exhausted, expired, gone, non-retryable, overflow, rejected, "
+        "too-large, undecodable"
+    )
+
+
 @pytest.mark.parametrize("text", ["0", "no", "false", "true", "11"])
 def test_a_yes_is_a_one(text: str) -> None:
     """`marked=0` was taken for a yes."""
