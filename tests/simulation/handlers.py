@@ -26,7 +26,7 @@ from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
 from simulation.services import circuits_of
-from simulation.sessions import claimed, drains, opening_of, session_of, taken_in
+from simulation.sessions import claimed, drains, is_owner, opening_of, session_of, taken_in
 from simulation.story import FINE, Call, Going, Origin, must
 from simulation.tries import LIST
 from simulation.worker import SimWorker
@@ -180,6 +180,9 @@ class Handlers:
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
             self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+            if opening is not None:
+                owner, replays = is_owner(worker, main, origin[0]), oracle.sequences.replays
+                self._guard(lambda: replays.begun(origin, opening, owner=owner))
         # a copy that the broker took back was there, for all that its session can know
         if (copies := oracle.copies) is not None and judge.through(worker) and not self._broker.taken_back[main]:
             self._guard(lambda: copies.begun(origin, delivery.number))

@@ -274,7 +274,7 @@ class Oracle:
         if self.steering is not None and again:
             command = ours["retry-replay-id"].decode()
             self.steering.edited(story, command)
-            self.sequences.came_back(origin, forced=self.steering.is_forced(command))
+            self.sequences.came_back(origin, now_ms, forced=self.steering.is_forced(command))
         lost = self._check_bytes(origin, story, topic, record, ours)
         if again:
             begin_again(story, replays)

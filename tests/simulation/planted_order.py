@@ -147,6 +147,35 @@ def _shared(self: Scheduler) -> int:
 _room_of: Callable[[Scheduler], int] = Scheduler._free.fget  # type: ignore[attr-defined]
 
 
+def _behind_all(self: Sequences, identity: bytes, value: bytes, key: bytes | None) -> None:
+    """A replay waits behind all that wait of its sequence."""
+    _came_back(self, identity, value, key)
+    if (line := self._lines.get(self.name(key) or b"")) is not None and identity in line.rows:
+        line.rows.remove(identity)
+        line.rows.append(identity)
+
+
+def _before_all(self: Sequences, identity: bytes, value: bytes, key: bytes | None) -> None:
+    """A replay goes before all that wait of its sequence, also before earlier ones."""
+    _came_back(self, identity, value, key)
+    if (line := self._lines.get(self.name(key) or b"")) is not None and identity in line.rows:
+        line.rows.remove(identity)
+        line.rows.insert(int(line.running and not line.first and bool(line.rows)), identity)
+
+
+_came_back = Sequences.came_back
+
+
+def _stays_first(self: Sequences, run: Run, turn: Turn | int | None) -> bool:
+    """A head that waits again is before what was replayed while it ran."""
+    before_row = _ended(self, run, turn)
+    line = self._lines.get(run.sequence or b"")
+    if line is not None and run.place in line.rows and not line.running:
+        line.rows.remove(run.place)
+        line.rows.appendleft(run.place)
+    return before_row
+
+
 def _paused(self: SimConsumer, tp: Any) -> None:
     """What waits pauses its partition with the flag that a hold has set."""
     self._flowing.discard(tp)
@@ -176,5 +205,8 @@ ORDER: Final = (
     ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_004),
     ("more wait than may", ((Caps, "reached", _never_full),), 4_000_011),
     ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
+    ("a replay waits behind all of its sequence", ((Sequences, "came_back", _behind_all),), 4_000_018),
+    ("a replay goes before earlier ones of its sequence", ((Sequences, "came_back", _before_all),), 1_000_605),
+    ("a head that waits stays before what is replayed", ((Sequences, "ended", _stays_first),), 1_000_209),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

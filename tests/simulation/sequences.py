@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from math import inf
 
-from retryapp.core.record import Record
 from simulation.damaging import Damages
 from simulation.elapsed import Elapsed
 from simulation.newest import SUPERSEDED, Starts
+from simulation.replayed import Replays
 from simulation.stopping import Stops
 from simulation.story import Opening, Origin, Story, must
 from simulation.waits import Waits
@@ -42,6 +42,7 @@ class Sequences:
         self._elapsed = elapsed
         self._damages = damages
         self._reached = reached
+        self.replays = Replays(stories, self.orders, self._cannot_have_ended, reached)
 
     @property
     def stop_by_key(self) -> bool:
@@ -67,14 +68,15 @@ class Sequences:
             lost: records that the main topic has no more.
         """
         order = self.orders.get(opening.worker, "none")
-        if (sequence := _sequence(order, story.record)) is None or story.replays:
+        if (sequence := story.sequence(order)) is None:
             return
-        place, always = (opening, origin[0], sequence), len(set(self.orders.values())) == 1
-        last, self._started[place] = self._started.get(place, -1), origin[1]
-        must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
-        self._reached["waited for its turn"] += story.held
+        place, always = (opening, origin[0], sequence), len(set(self.orders.values())) == 1 and not story.replays
+        if not story.replays:
+            last, self._started[place] = self._started.get(place, -1), origin[1]
+            must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
+            self._reached["waited for its turn"] += story.held
         for other, each in self._stories.items():
-            if other == origin or other[0] != origin[0] or _sequence(order, each.record) != sequence:
+            if other == origin or other[0] != origin[0] or each.sequence(order) != sequence:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             must(not beside, "I16", origin, f"begins beside {other} of its sequence")
@@ -113,6 +115,11 @@ class Sequences:
             return True
         return bool(story.calls[self._waits.last(story.script)]) or (self.releases and any(story.calls.values()))
 
+    def _cannot_have_ended(self, origin: Origin, story: Story) -> bool:
+        """Tell whether a replay still waits, as far as readers can know: it has not run, and nothing else ends it."""
+        ended = any(story.calls.values()) or self._has_ended(story) or story.gone or origin in self._damages.ever
+        return story.replays > 0 and story.again == 0 and not (ended or self.releases)
+
     def check_latest(self, origin: Origin, *, is_row: bool, now_ms: float, opening: Opening) -> None:
         """Where newer records of a key replace older ones, no row begins after a newer one."""
         key = self._stories[origin].record.key
@@ -120,8 +127,9 @@ class Sequences:
             cancelled = {at for (number, at), each in self._stories.items() if number == origin[0] and each.cancelling}
             self.starts.check(origin, key, cancelled, is_row=is_row, now_ms=now_ms, opening=opening)
 
-    def came_back(self, origin: Origin, *, forced: bool) -> None:
+    def came_back(self, origin: Origin, now_ms: float, *, forced: bool) -> None:
         """A dead record is replayed, although newer ones of its key may have replaced it."""
+        self.replays.came_back(origin, now_ms)
         if (key := self._stories[origin].record.key) is None:
             return
         latest = set(self.orders.values()) == {"latest"}
@@ -146,7 +154,3 @@ class Sequences:
         comes_first = story.again > 0 and origin == min(same, default=origin)
         must(comes_first or len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
         self._reached["one came again before as many as may wait"] += len(same) > self.most
-
-
-def _sequence(order: str, record: Record) -> bytes | None:
-    return {"none": None, "key": record.key, "latest": record.key}.get(order, b"")

@@ -20,6 +20,14 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     return Opening(worker.process.name, lane.fenced_ms, lane.control_end)
 
 
+def is_owner(worker: SimWorker, main: str, number: int) -> bool:
+    """Tell whether nobody has fenced the lane of a partition since it took its producer."""
+    placed = worker.ownership.placed.get((main, number))
+    if placed is None or not isinstance(lane := placed.transport, SimLane):
+        return False
+    return not worker.broker.is_fenced(lane.place.name, lane.epoch)
+
+
 def session_of(worker: SimWorker, main: str, number: int) -> tuple[object, int] | None:
     """Return the session of a partition at a worker; None between two sessions, and without a lane."""
     placed = worker.ownership.placed.get((main, number))

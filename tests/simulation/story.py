@@ -191,6 +191,10 @@ class Story:
     def sent_key(self) -> bytes | None:
         return self.sent.key
 
+    def sequence(self, order: str) -> bytes | None:
+        """Return the sequence of the record where an order is kept; None: it has none."""
+        return {"none": None, "key": self.record.key, "latest": self.record.key}.get(order, b"")
+
     def copied(self, origin: Origin, delivery: int, ours: Mapping[str, bytes]) -> None:
         """Take a visible copy on the retry topic."""
         self.copies[delivery] += 1

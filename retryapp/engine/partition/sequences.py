@@ -349,17 +349,18 @@ class Sequences:
         line = None if name is None else self._lines.get(name)
         if name is None or line is None or (turn is None and run.claim is None):  # that one runs in the next session
             return False
-        before_row = False
-        if turn is not None:
-            waits = isinstance(turn, Turn) and any(row.value is not None for row in turn.rows)
-            before_row = run.claim is None and not waits and bool(line.rows)
-            if run.claim is not None and not waits:
-                line.rows.popleft()
-            elif run.claim is None and waits:
-                line.rows.appendleft(identity_of(run.origin))
-            if waits and (run.claim is None or self._holding.releases):
-                self._unwritten[run.place] = name
-            line.failed = waits
+        waits = isinstance(turn, Turn) and any(row.value is not None for row in turn.rows)
+        before_row = run.claim is None and not waits and bool(line.rows)
+        if run.claim is not None:
+            line.rows.popleft()
+        if waits or turn is None:  # while it ran, earlier records may have been replayed
+            at = bisect_left(line.rows, self._position(run.place), key=self._position)
+            line.rows.insert(at, run.place)
+            line.failed = (waits or line.failed) and at == 0
+        else:
+            line.failed = False
+        if waits and (run.claim is None or self._holding.releases):
+            self._unwritten[run.place] = name
         line.first, line.running = False, before_row
         if before_row:
             self._owed[run.record.offset] = name
@@ -437,7 +438,7 @@ class Sequences:
         return True
 
     def came_back(self, identity: bytes, value: bytes, key: bytes | None) -> None:
-        """Note that a dead record gets a row again: in its place, or behind the head if that runs."""
+        """Note that a dead record gets a row again: in its place, or behind the head while that runs."""
         if (name := self.name(key)) is None:
             return
         if self._is_early(identity):

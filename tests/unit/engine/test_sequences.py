@@ -305,6 +305,26 @@ async def test_replays_behind_a_head_that_runs_keep_their_order() -> None:
         assert started[4:] == [b"0", b"1"]
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_head_that_waits_again_lets_earlier_ones_go_that_were_replayed_while_it_ran(failures: int) -> None:
+    """They come in their places, as at the next opening."""
+    async with serving(Gate(), "1s 1h", b"0", b"1", b"2", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
+        for value in (b"0", b"1"):
+            await gate.end(orders, value, Reject("wrong"))
+        for _ in range(failures - 1):
+            await gate.end(orders, b"2", BankDownError())
+            await orders.advance(1_000)
+        before = len(gate.started)
+        assert gate.started[-1] == b"2"
+        for offset in (1, 0):
+            assert (await orders.command("replay", offset))["refused"] is None
+        await gate.end(orders, b"2", BankDownError())
+        await orders.advance(500)
+        await gate.end(orders, b"0")
+        await gate.end_all(orders)
+        assert gate.started[before:] == [b"0", b"1", b"2"]
+
+
 async def test_a_replay_ends_before_the_row_of_a_later_record_is_written() -> None:
     """That one has failed, and its outcome waits for the offset: it is no head that the table lacks."""
     async with serving(Gate(), "1m", b"0", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
