@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen, serving
-from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
+from suspected import ENDS, GATHER_MS, Killer, beside, disk_rows, found, marks, names, with_rows, without_life
 from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
@@ -299,12 +297,6 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
 
 
 # -- several partitions of a worker -----------------------------------------------------------------------------------
-
-
-def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
-    made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)  # type: ignore[arg-type]
-    made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
-    return made
 
 
 async def test_groups_of_several_partitions_run_together_and_one_alone_does_not() -> None:
