@@ -1,4 +1,4 @@
-"""A clean end lets what runs alone end by itself."""
+"""A clean end counts against no record, takes back no death before it, and lets what runs alone end by itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,84 @@ from functools import partial
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, Stubborn
-from suspected import beside, disk_rows, found, marks, names, rows_marks, with_rows
+from doubles import MAIN, BankDownError, Gate, Refusing, Stubborn
+from suspected import ENDS, Killer, beside, disk_rows, found, marks, names, rows_marks, with_rows
 
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
+
+
+async def test_a_run_that_a_clean_end_cancels_counts_for_nothing_and_takes_no_death_back() -> None:
+    """Two workers had died of it before; once a run has an outcome, they are forgotten."""
+    gate, transport = Gate(), found("s2:old@0", *names(2))
+    for _ in range(3):
+        async with MemoryPartition(gate, transport=transport, max_crashes=4) as orders:
+            assert (list(gate.running), marks(orders)[-1]) == ([b"0"], (0, "s3@0"))
+            await orders.finish(1.0, meanwhile=partial(orders.advance, 2_000))
+    async with MemoryPartition(gate, transport=transport, max_crashes=4) as orders:
+        await gate.end(orders, b"0")
+        assert (list(gate.running), marks(orders)[-1]) == ([b"1"], (1, "r0"))
+
+
+async def test_a_clean_end_before_a_suspect_begins_leaves_its_mark() -> None:
+    """What ended the worker before is not known yet."""
+    gate, transport = Gate(), found("g4:old@0-4", *names(2))
+    async with MemoryPartition(gate, transport=transport, max_in_flight=8) as orders:
+        await orders.finish()
+    assert (gate.started, transport.broker.notes[MAIN]) == ([], "g4:old@0-4")
+
+
+async def test_a_clean_end_counts_for_nothing_while_an_outcome_is_refused() -> None:
+    """Where an order is kept, nothing passes that, nor does what takes its mark back."""
+    gate, transport = Gate(), found("s1:old@0", b"0")
+    Refusing(transport, b"0")
+    async with MemoryPartition(gate, transport=transport, order=Order.PARTITION) as orders:
+        await gate.end(orders, b"0", Reject("never"))
+        assert orders.lane.refusal is not None
+        await orders.finish()
+    assert transport.broker.notes[MAIN] == "s2:-@0"
+
+
+async def test_a_burial_that_is_refused_at_a_clean_end_is_due_in_the_next_life() -> None:
+    """The mark is of those that died of it."""
+    gate, transport = Gate(), found("s3:old@0", b"0")
+    Refusing(transport, b"0")
+    async with MemoryPartition(gate, transport=transport) as orders:
+        assert orders.lane.refusal is not None
+        await orders.finish()
+    assert (gate.started, transport.broker.notes[MAIN]) == ([], "s3:old@0")
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.PARTITION])
+@pytest.mark.parametrize("at", range(4))
+async def test_deaths_add_up_whatever_ends_cleanly_between_them(at: int, order: Order) -> None:
+    """The record takes long to kill, and its group rebalances all the while."""
+    killer, transport, ends = Killer(b"%d" % at), found("", *names(4)), 0
+    options: Any = {"concurrency": 4, "max_in_flight": 4, "max_crashes": 3, "order": order}
+    while ends < 20 and await killer.ends_a_life(transport, **options):
+        ends += 1
+        await killer.outlives(transport, **options)
+        await killer.outlives(transport, **options)
+    assert ends <= ENDS + 1 + 3
+    async with MemoryPartition(killer, "1s 1h", transport=transport, **options) as orders:
+        assert [(letter.reason, letter.origin.offset) for letter in orders.dead_letters] == [("crashed", at)]
+        assert sorted({*killer.done}) == [name for name in names(4) if name != killer.poison]
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_deaths_of_a_row_add_up_whatever_ends_cleanly_between_them(at: int) -> None:
+    """The record takes long to kill, and its group rebalances all the while."""
+    killer, transport, ends = Killer(b"%d" % at, fails=1), found("", *names(4)), 0
+    options: Any = {"concurrency": 4, "max_in_flight": 4, "max_crashes": 2}
+    while ends < 20 and await killer.ends_a_life(transport, ends, **options):
+        ends += 1
+        await killer.outlives(transport, **options)
+        await killer.outlives(transport, **options)
+    assert ends <= 1 + ENDS + 1 + 2
+    async with MemoryPartition(killer, "1s 1h", transport=transport, **options) as orders:
+        assert [(letter.reason, letter.origin.offset) for letter in orders.dead_letters] == [("crashed", at)]
+        assert orders.waiting == {}
 
 
 async def test_a_record_that_runs_alone_does_so_until_it_has_ended_in_a_drain() -> None:

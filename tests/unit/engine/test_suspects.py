@@ -225,15 +225,6 @@ async def test_a_lane_that_opens_again_suspects_the_same_records() -> None:
         assert (gate.most, sorted(gate.done)) == (4, names(8))
 
 
-async def test_a_clean_end_takes_the_mark_back() -> None:
-    """Whatever was suspect: the worker outlived it."""
-    gate, transport = Gate(), found("r1:old", *names(4))
-    async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
-        assert list(gate.running) == names(2)
-        await orders.finish(1.0, meanwhile=lambda: orders.advance(2_000))
-    assert transport.broker.notes[MAIN] == ""
-
-
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
