@@ -10,6 +10,7 @@ that there are, with spaces between:
 ``r2:3f9c@100<140`` : the same, and it has outlived the suspects from offset 100 on: others may have ended those.
 ``g20:3f9c@100-120<140`` : the 20 records from offset 100 on, before 120, were started together; those up to 140 follow.
 ``s1:3f9c@100`` : the record at offset 100 was started alone, for the first time.
+``s3:-@100`` : it was, for the third time; two of these lives ended uncleanly, and the last one in good order.
 ``p1:100-140@1700000000000:40,38,1`` : of the offsets from 100 on, before 140, 40 records were settled, 38 of them done
 at their first delivery and 1 passed over; the others failed. The range began at that epoch millisecond.
 ``wg2:3f9c@1700000000000.40-1700000000000.42`` : a mark as above about due rows, whose places are the due time and the
@@ -21,7 +22,8 @@ behind it, the progress record says what is remembered of commands, as of jobs.
 A life is a process. A mark written by another life means that the writer ended without a word: killed, out of memory,
 or cut off from the group. One such end proves nothing; after two, what may have run in both is suspect: it runs in
 groups of half of it, each with a mark of its own (`engine.partition.suspects`). A mark stays until all records that it
-is about are settled, whatever becomes of others, or until a clean end.
+is about are settled, whatever becomes of others. A life that ends in good order says so in its mark (`ENDED`): that
+counts for nothing, and takes back no unclean end before it. Where the mark counts no end yet, it says nothing.
 
 A tally moves with its offset, so a count survives its worker, and neither misses a record nor has one twice. Where the
 second number is not the offset, it was copied and counts for nothing. ``p1`` is the version; others are not read.
@@ -34,7 +36,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -49,7 +51,9 @@ CLOCK: Final = b"clock"
 PROGRESS: Final = b"progress"
 """Key of the record that says how far the lane has come on each of its sources."""
 SUSPECT_AFTER: Final = 2
-"""Unclean ends in a row, at the same place, after which records are suspect."""
+"""Unclean ends at the same place after which records are suspect."""
+ENDED: Final = "-"
+"""In the place of a life that has ended in good order."""
 _LIFE = r"(\d{1,6}):([0-9A-Za-z._-]{1,64})"
 _PLACE = r"(\d{1,19}(?:\.\d{1,19})?)"
 _MARK = re.compile(rf"([rgs]){_LIFE}(?:@{_PLACE}(?:-{_PLACE})?)?(?:<{_PLACE})?", re.ASCII)
@@ -116,6 +120,10 @@ class Mark:
     def counts(self) -> bool:
         """Whether it counts against the records after the offset."""
         return self.kind is not Kind.LIFE or self.count > 0
+
+    def ended(self) -> Mark:
+        """Return what a life leaves of its mark where it ends in good order."""
+        return replace(self, life=ENDED)
 
     @property
     def holds_to(self) -> Place:
@@ -192,7 +200,7 @@ def _judge(found: Mark | None, life: str, start: Place, end: Place) -> Suspicion
     """Judge the mark that was found; the records that are not settled begin at `start`, and `end` is after the last."""
     if found is None or start >= end:
         return Suspicion(Mark(Kind.LIFE, 0, life), None)
-    own = found.life == life  # it has not ended
+    own = found.life in (life, ENDED)  # it has ended no worker
     about = not found.holds_to or start < found.holds_to
     if about and found.kind is not Kind.LIFE:
         first = found.first or start
@@ -204,7 +212,7 @@ def _judge(found: Mark | None, life: str, start: Place, end: Place) -> Suspicion
         return Suspicion(found, Suspected(first, upto, size, crashes))
     before = found.count if about else 0
     if own:
-        mark = found if found.kind is Kind.LIFE else Mark(Kind.LIFE, 0, life)
+        mark = replace(found, life=life) if about else Mark(Kind.LIFE, 0, life)
     else:
         before += 1
         mark = Mark(Kind.LIFE, before, life, upto=end)

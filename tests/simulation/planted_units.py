@@ -10,6 +10,7 @@ from typing import Any, Final
 from retryapp.core.circuit import Circuit
 from retryapp.core.jobs import Steering
 from retryapp.engine.delivery import batches, pool
+from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.transport import LaneProtocol
 
 
@@ -43,6 +44,15 @@ def _pauses_alone(self: Steering) -> Any:
     return {"": self.pauses, **self.ended}
 
 
+def _taken_back(self: Notes) -> Any:
+    """A clean end clears the marks. In histories a record that kills its worker does so at once."""
+    note, rows_note = _ended(self)
+    return note and "", rows_note and ""
+
+
+_ended = Notes.ended
+
+
 UNITS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], str], ...]] = (
     ("no due check at the call", ((pool, "is_due", _not_looked), (batches, "is_due", _not_looked)),
      "unit/engine/test_scheduler.py::test_a_row_that_is_not_due_any_more_at_the_call_waits_on"),
@@ -52,5 +62,8 @@ UNITS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], str], ...]] = (
      "unit/engine/test_fences.py::test_a_lane_that_opens_again_and_again_without_a_commit_has_a_greater_one_each_time"),
     ("outages are forgotten at a restart", ((Steering, "all_pauses", property(_pauses_alone)),),
      "unit/engine/test_kept_circuits.py::test_a_deadline_does_not_count_an_outage_that_was_over_before_the_restart"),
+    ("a clean end takes back the deaths before it", ((Notes, "ended", _taken_back),),
+     "unit/engine/test_clean_ends.py::"
+     "test_a_run_that_a_clean_end_cancels_counts_for_nothing_and_takes_no_death_back"),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and the test that fails."""

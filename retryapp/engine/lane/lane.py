@@ -289,9 +289,8 @@ class Lane:
             due = self._tick_due
             self._tick_due = bool(self._queue) and await self._transact() and due
             if self._finishing and not self._queue:
-                if self.refusal is None:  # else a mark may be about what is held: it counts in the next life
-                    async with within(self._limits.commit_s, "its last request"):
-                        await self._transport.rest()
+                async with within(self._limits.commit_s, "its last request"):
+                    await self._transport.rest()
                 return
             if self._queue and not self._urgent and self._tick not in self._timers:
                 self._timers.begin(self._tick, self._limits.tick_s)

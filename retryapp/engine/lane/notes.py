@@ -24,6 +24,7 @@ from retryapp.core.marks import (
     parse_rows_mark,
     parse_tally,
     rows_suspicion,
+    rows_text,
     split_note,
     suspicion,
 )
@@ -137,13 +138,16 @@ class Notes:
         main = self.site.main
         return Origin(main.topic, self.site.topic_id, main.partition, offset)
 
-    def counting(self) -> Mapping[str, str]:
-        """Return what takes back the marks that count against a record or row, as fields of a batch's; else nothing."""
+    def ended(self) -> tuple[str | None, str | None]:
+        """Return the mark and that of the rows as they are after a clean end of this life; None: that needs no word."""
         mark, rows = parse_mark(self._mark[1]), parse_rows_mark(self._rows)
-        return {
-            **({"note": ""} if mark is not None and mark.counts else {}),
-            **({"rows_note": ""} if rows is not None and rows.counts else {}),
-        }
+        return (
+            mark.ended().text if mark is not None and self._would_count(mark) else None,
+            rows_text(rows.ended()) if rows is not None and self._would_count(rows) else None,
+        )
+
+    def _would_count(self, mark: Mark) -> bool:
+        return mark.counts and mark.life == self.life
 
     def _going_on(self, offset: int) -> str:
         at, text = self._mark

@@ -430,16 +430,16 @@ class LaneProtocol(ABC):
         return self._notes
 
     async def rest(self) -> None:
-        """Remove the marks that count against a record, after a clean end.
+        """Say in the marks that count against a record that this life has ended in good order.
 
         Others stay: the next life counts one for them, and only a second one has consequences. A transaction for each
         lane would delay every rebalance.
         """
-        if counting := self._beside().counting():
+        note, rows_note = self._beside().ended()
+        if note is not None or rows_note is not None:
             main = self.place.main
-            notes = {main: counting["note"]} if "note" in counting else {}
-            offsets = {main: self._progress[main.topic]}
-            await self.commit(LaneBatch(offsets=offsets, notes=notes, rows_note=counting.get("rows_note")))
+            notes = {} if note is None else {main: note}
+            await self.commit(LaneBatch(offsets={main: self._progress[main.topic]}, notes=notes, rows_note=rows_note))
 
     async def _log(self, batch: LaneBatch) -> Acks:
         topic, partition = self.place.changelog

@@ -192,6 +192,7 @@ class PartitionEngine(RunOwner):
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
         if self.session is not None:
+            await asyncio.sleep(0)  # a suspect that has ended says so before its lane finishes
             self.session.release(ahead=True)
             self.session.note_progress()
 
@@ -300,6 +301,8 @@ class PartitionEngine(RunOwner):
         self._over(run)
         self._former.pop(run.place, None)  # what waits for its end waits in a session that ends now
         self.lane.fail(fault)
+        if run.on_end is not None:
+            run.on_end(False)
 
     def _over(self, run: Run) -> bool:
         """Note that a run is over; tell whether it had begun."""

@@ -35,7 +35,7 @@ from retryapp.engine.partition.recall import Recall
 from retryapp.engine.partition.redelivery import begin_redelivery, passed
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.engine.partition.suspects import begin_suspects
+from retryapp.engine.partition.suspects import Suspects, begin_suspects
 from retryapp.ports import TopicPartition
 
 PROGRESS_MS = 60_000
@@ -154,7 +154,7 @@ class Session:
         """Have its tasks run until it ends."""
         if self._context.letters is not None:
             self._context.letters.begin()
-        parts = self.scheduler, self._recall, self._redelivery, self.commands, self._suspects, self._suspect_rows
+        parts = self.scheduler, self._recall, self._redelivery, self.commands
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         kept = None if self.commands is None else self.commands.circuits
         telling = partial(tell, self._submit, self._context, self._main.partition, kept)
@@ -162,7 +162,16 @@ class Session:
         self._context.pace.begin(self._first.submit, self._again.submit, *calls)
         if kept is not None and kept.lacking:
             self._submit(kept.turn())
-        self._tasks = [asyncio.create_task(self._guard(work), name=f"work-{self._lane.name}") for work in works]
+        self._tasks = [*map(self._begin, works)]
+        for suspects in self._all_suspects:
+            suspects.begin(self._begin(suspects.run))
+
+    @property
+    def _all_suspects(self) -> list[Suspects]:
+        return [each for each in (self._suspects, self._suspect_rows) if each is not None]
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(self._guard(work), name=f"work-{self._lane.name}")
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -175,8 +184,10 @@ class Session:
                 self.scheduler.end()
 
     def end_tasks(self) -> None:
-        """Claim no more rows, and obey no more commands."""
+        """Claim no more rows, obey no more commands, and begin no more suspects."""
         self.scheduler.end()
+        for suspects in self._all_suspects:
+            suspects.stop()
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()

@@ -23,6 +23,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from retryapp.core.lane_errors import LaneClosedError
@@ -88,7 +89,28 @@ class Suspects:
         """No mark counts against a record that has come."""
         self._before = False
         """A record before the suspects has come, or waits for its place: it may run while later ones are marked."""
+        self._group: set[Run] = set()
+        """Those that run and have not ended."""
+        self._unsettled = 0
+        """Of the group, those that have ended without an outcome."""
+        self._holds = False
+        """The lock of its worker, for a group that runs or whose mark is being taken back: this is not cut off."""
+        self._stopped = False
+        self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+
+    def begin(self, task: asyncio.Task[None]) -> None:
+        """Take note of the task in which this runs."""
+        self._task = task
+
+    def stop(self) -> None:
+        """Begin no more. What has begun keeps the lock until it has ended, or was given up."""
+        self._stopped = True
+        for run in [*self._group]:
+            if run.task is None:  # nor will it begin
+                self._end(run, False)
+        if self._task is not None and not self._holds:
+            self._task.cancel()
 
     def add(self, run: Run) -> None:
         """Take a record, in the order of delivery. Others wait until the outcomes of the suspects are durable.
@@ -205,33 +227,37 @@ class Suspects:
             if not going.is_set() or (letters is not None and letters.waits()):
                 return False  # a mark counts against those that it is about
             await self._note(self._mark(group, crashes), group[0], observations=(self._suspicion(group, crashes),))
+            self._holds = True
             settled = await self._run_together(group)
             if alone and settled:
                 # before another starts, or this mark would blame this record for a crash of that one; its outcome
                 # may be refused for long, and does not hold the lock
                 await self._note(self._clear, group[0])
+            self._holds = False
+        if self._stopped:
+            raise LaneClosedError(self._lane.name, "its session ends")
         if alone and settled:
             self._crashes = 0
         return True
 
     async def _run_together(self, group: list[Run]) -> bool:
         """Run a group; tell whether all have outcomes: a row that was not due after all waits in the table."""
-        outcomes: list[bool] = []
-        ended = asyncio.Event()
-
-        def end(settled: bool) -> None:
-            outcomes.append(settled)
-            if len(outcomes) == len(group):
-                ended.set()
-
+        self._group, self._unsettled = {*group}, 0
         for run in group:
-            run.on_end = end
+            run.on_end = partial(self._end, run)
             self._submit(run)
-        await ended.wait()
-        if not all(outcomes) and group[0].claim is None:  # the next mark would move the offset past it
+        while self._group:
+            await self._woken()
+        if self._unsettled and group[0].claim is None:  # the next mark would move the offset past it
             raise LaneClosedError(self._lane.name, "a suspect has no outcome in its session")
-        self._left += outcomes.count(False)
-        return all(outcomes)
+        self._left += self._unsettled
+        return not self._unsettled
+
+    def _end(self, run: Run, settled: bool) -> None:
+        if run in self._group:
+            self._group.remove(run)
+            self._unsettled += not settled
+            self._wake.set()
 
     def _bury(self, run: Run, crashes: int) -> None:
         """Settle a record as dead; its mark stays until that is durable."""

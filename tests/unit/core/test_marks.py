@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import marks
 from retryapp.core.marks import (
+    ENDED,
     Kind,
     Mark,
     Note,
@@ -109,6 +112,13 @@ def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
         (alone(1), "new", alone(1), Suspected((7,), (8,), 1, crashes=1)),
         (alone(3, upto=(18,)), "new", alone(3, upto=(18,)), Suspected((7,), (8,), 1, crashes=3)),
         (Mark(Kind.ALONE, 3, "old"), "new", Mark(Kind.ALONE, 3, "old"), Suspected((7,), (8,), 1, crashes=3)),
+        (Mark(Kind.ALONE, 3, ENDED), "new", Mark(Kind.ALONE, 3, ENDED), Suspected((7,), (8,), 1, crashes=2)),
+        (runs(1, ENDED, (18,)), "new", runs(1, "new", (18,)), None),
+        (runs(1, ENDED, (7,)), "new", runs(0, "new"), None),
+        (runs(2, ENDED, (18,)), "new", runs(2, "new", (18,)), Suspected((7,), (20,))),
+        (OUTLIVED.ended(), "new", replace(OUTLIVED, life="new"), None),
+        (group(8, ENDED, (18,)), "new", group(8, ENDED, (18,)), Suspected((7,), (18,))),
+        (alone(3, ENDED, (18,)), "new", alone(3, ENDED, (18,)), Suspected((7,), (18,), crashes=2)),
     ],
 )
 def test_unclean_ends_make_records_suspect(
@@ -157,6 +167,9 @@ NOW: Place = (21, 0)
         ("wg3:old@13.3-14.5", "wr1:new<21.0", None),
         ("ws2:old@15.4", "ws2:old@15.4", Suspected((15, 4), (15, 5), 1, 2)),
         ("wr1:old@0123456789abcdef", "wr0:new", None),
+        ("wr1:-<15.5", "wr1:new<15.5", None),
+        ("wr1:-<15.4", "wr0:new", None),
+        ("ws2:-@15.4", "ws2:-@15.4", Suspected((15, 4), (15, 5), 1, 1)),
     ],
 )
 def test_unclean_ends_make_due_rows_suspect(text: str, written: str, suspected: Suspected | None) -> None:

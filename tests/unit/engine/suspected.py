@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 
 from doubles import MAIN, BankDownError, Gate, serving
 
@@ -47,6 +49,13 @@ def without_life(mark: str) -> str:
     return kind + rest[at:]
 
 
+def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
+    """Return another partition of the same worker."""
+    made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)
+    made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
+    return made
+
+
 class Killer:
     """A handler on which the worker dies at one value, after as many attempts that fail."""
 
@@ -77,6 +86,12 @@ class Killer:
                     break
                 await orders.advance(GATHER_MS)
             return self.killed.is_set()
+
+    async def outlives(self, transport: MemoryLaneTransport, **options: object) -> None:
+        """Run a worker that is told to leave before the record has killed it."""
+        async with MemoryPartition(self, "1s 1h", transport=transport, **options) as orders:  # type: ignore[arg-type]
+            await orders.advance(4 * GATHER_MS)
+            await orders.finish(1.0, meanwhile=lambda: orders.advance(2_000))
 
 
 async def with_rows(count: int, policy: str = "1s 1h") -> tuple[Gate, MemoryLaneTransport]:

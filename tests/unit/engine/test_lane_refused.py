@@ -15,7 +15,7 @@ from retryapp.core.record import Origin
 from retryapp.core.row_keys import IDENTITY_AT, identity_of
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Row, Standing
-from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+from retryapp.testing import MemoryPartition, Step
 
 BIG = b"b" * 100
 
@@ -355,18 +355,3 @@ async def test_a_refusal_leaves_the_confirmation_of_what_was_handed_off_before(r
     commits = rig.transport.calls.count(Step.COMMIT)
     await pass_time(rig, 15_000, 1_000)
     assert rig.transport.calls.count(Step.COMMIT) > commits
-
-
-async def test_a_clean_end_leaves_the_marks_while_a_turn_is_held(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the burial that they are about."""
-    rested = []
-
-    async def rest(_transport: MemoryLaneTransport) -> None:
-        rested.append(True)
-
-    monkeypatch.setattr(MemoryLaneTransport, "rest", rest)
-    Refusing(rig.transport, b"bad")
-    await rig.hand_over("bad", 1, publishes=1)
-    rig.lane.finish()
-    await rig.settle()
-    assert (rig.done, rested) == (True, [])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen, serving
-from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
+from suspected import ENDS, GATHER_MS, Killer, beside, disk_rows, found, marks, names, with_rows, without_life
 from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
@@ -227,15 +225,6 @@ async def test_a_lane_that_opens_again_suspects_the_same_records() -> None:
         assert (gate.most, sorted(gate.done)) == (4, names(8))
 
 
-async def test_a_clean_end_takes_the_mark_back() -> None:
-    """Whatever was suspect: the worker outlived it."""
-    gate, transport = Gate(), found("r1:old", *names(4))
-    async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
-        assert list(gate.running) == names(2)
-        await orders.finish(1.0, meanwhile=lambda: orders.advance(2_000))
-    assert transport.broker.notes[MAIN] == ""
-
-
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
@@ -299,12 +288,6 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
 
 
 # -- several partitions of a worker -----------------------------------------------------------------------------------
-
-
-def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
-    made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)  # type: ignore[arg-type]
-    made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
-    return made
 
 
 async def test_groups_of_several_partitions_run_together_and_one_alone_does_not() -> None:

@@ -94,16 +94,23 @@ async def test_the_main_topics_offset_and_the_progress_record_name_the_changelog
     assert marks.read_progress(value).changelog == "kq2"
 
 
-async def test_a_lane_that_is_let_go_takes_back_what_it_holds_against_records(
+async def test_a_lane_that_is_let_go_says_so_in_the_marks_that_count_against_records(
     marking: KafkaTransport, kafka: Kafka
 ) -> None:
-    """In one transaction; none when it holds nothing: a worker has hundreds of lanes, and a rebalance waits for all."""
+    """In one transaction; none without such a mark: a worker has hundreds of lanes, and a rebalance waits for all."""
     await marking.fence()
-    for notes, rows in (({MAIN: "s1:this"}, None), ({}, "ws2:this@5.7"), ({MAIN: "g3:this@8-12"}, "wr1:this<5.0")):
-        await marking.commit(LaneBatch(offsets={MAIN: 8}, notes=notes, rows_note=rows))
+    for note, rows, left in (
+        ("s1:this", None, "s1:-"),
+        ("r0:this", "ws2:this@5.7", "r0:this ws2:-@5.7"),
+        ("g3:this@8-12", "wr1:this<5.0", "g3:-@8-12 wr1:-<5.0"),
+    ):
+        await marking.commit(LaneBatch(offsets={MAIN: 8}, notes={MAIN: note}, rows_note=rows))
         await marking.rest()
-        assert kafka.notes[-1] in ({MAIN.topic: ""}, {MAIN.topic: "r0:this"})
+        assert kafka.notes[-1] == {MAIN.topic: left}
         assert kafka.asked[-2:] == [("app", {MAIN: 8}), "commit"]
+        asked = len(kafka.asked)
+        await marking.rest()
+        assert len(kafka.asked) == asked, "those of others are theirs"
     await marking.commit(LaneBatch(offsets={MAIN: 9}, notes={MAIN: "s1:this"}))
     await marking.commit(LaneBatch(offsets={MAIN: 10}, rows_note="wr0:this"))
     asked = len(kafka.asked)
