@@ -22,7 +22,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
-from retryapp.testing.lane import MemoryReader, Step
+from retryapp.testing.lane import MemoryLaneTransport, MemoryReader, Step
 
 
 def start(part: str) -> bytes:
@@ -215,6 +215,27 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         await orders.to_rest()
         assert (len(orders.dead_letters), calls) == (1, [1, 2])
         assert [event.after for event in events_of(orders, Commanded)] == ["cancelling"]
+
+
+async def test_a_command_about_a_record_whose_row_is_refused_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lane is hardly ever at rest: it has what others do, and rests after each transaction."""
+    commit = MemoryLaneTransport.end_transaction
+
+    async def slow(self: MemoryLaneTransport) -> None:
+        await commit(self)
+        self.clock.advance(5)
+
+    monkeypatch.setattr(MemoryLaneTransport, "end_transaction", slow)
+    async with serving(Calls(), "1h") as (orders, _):
+        Refusing(orders.transport, b"bad")
+        await orders.send(b"bad")
+        assert orders.lane.refusal is not None
+        pause = HandlerCommand(id="p", verb=HandlerVerb.PAUSE)
+        post(orders, about("c", Verb.CANCEL, 0), about("d", Verb.CANCEL, 0), pause)
+        await pass_time(orders, 1_000, 20)
+        assert [event.refused for event in events_of(orders, Commanded)] == ["running", "running", None]
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
