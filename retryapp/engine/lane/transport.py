@@ -248,6 +248,8 @@ class LaneProtocol(ABC):
             if committed is None:
                 starts[tp] = end if tp == main and self.place.start_at_end and not known else first
             elif not first <= committed <= end:
+                if end < committed <= await self.reader.written_end(tp):  # no reason to set it: all would run again
+                    raise CommitUndecidedError(self.place.name, *tp)
                 raise OffsetsGoneError(self.place.group, *tp, committed, first, end)
             else:
                 starts[tp] = committed
