@@ -269,6 +269,7 @@ class LaneProtocol(ABC):
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
+        await self._learn_time()  # the age of a store, expiry and marks need a trusted clock
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
@@ -282,7 +283,6 @@ class LaneProtocol(ABC):
             await catch_up(self.pending, self.reader, self.place, is_long=self._is_long)
         if self._undecided:  # not before: a store that has read them says more
             raise CommitUndecidedError(self.place.name, *self.place.changelog)
-        await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
         await self._fence_off()
         if self.place.seen is not None:
