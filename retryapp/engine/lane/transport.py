@@ -33,7 +33,6 @@ from retryapp.core.lane_errors import (
     CommitUndecidedError,
     HandOffRefusedError,
     MainReplacedError,
-    OffsetsGoneError,
 )
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.row_keys import HELD_ROWS
@@ -45,6 +44,7 @@ from retryapp.engine.lane.recovery import (
     catch_up,
     check_changelog,
     end_undecided,
+    position_in,
     recover_seen,
     written_down,
 )
@@ -247,12 +247,8 @@ class LaneProtocol(ABC):
             committed = found.get(tp)
             if committed is None:
                 starts[tp] = end if tp == main and self.place.start_at_end and not known else first
-            elif not first <= committed <= end:
-                if end < committed <= await self.reader.written_end(tp):  # no reason to set it: all would run again
-                    raise CommitUndecidedError(self.place.name, *tp)
-                raise OffsetsGoneError(self.place.group, *tp, committed, first, end)
             else:
-                starts[tp] = committed
+                starts[tp] = await position_in(self.place, self.reader, tp, committed, bounds[tp])
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
         self.main_end = ends[main]
