@@ -174,6 +174,7 @@ class DeadLetterKeeper:
                     self._drop(exc)
                 else:
                     logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
+                    self._end = None  # a broker that is away is not asked ten times a second
             wait_s = self._rest_s
 
     @property

@@ -19,6 +19,7 @@ from retryapp.core.deduplicate import live_rows
 from retryapp.core.lane_errors import (
     ChangelogReplacedError,
     CommitUndecidedError,
+    OffsetsGoneError,
     OffsetsMissingError,
     StoreAheadError,
 )
@@ -120,6 +121,23 @@ def check_changelog(site: LaneSite, named: str) -> None:
     """
     if named not in ("", site.changelog_id):
         raise ChangelogReplacedError(site.name, site.group, site.changelog.topic, site.main.topic)
+
+
+async def position_in(
+    site: LaneSite, reader: TopicReader, tp: TopicPartition, committed: int, bounds: tuple[int, int]
+) -> int:
+    """Return a committed offset if its topic has it; `bounds`: what committed readers see of that.
+
+    Raises:
+        CommitUndecidedError: it has, behind a transaction without an end. Set to the beginning, all would run again.
+        OffsetsGoneError: it has not.
+    """
+    first, end = bounds
+    if end < committed <= await reader.written_end(tp):
+        raise CommitUndecidedError(site.name, *tp)
+    if not first <= committed <= end:
+        raise OffsetsGoneError(site.group, *tp, committed, first, end)
+    return committed
 
 
 async def written_down(

@@ -33,7 +33,6 @@ from retryapp.core.lane_errors import (
     CommitUndecidedError,
     HandOffRefusedError,
     MainReplacedError,
-    OffsetsGoneError,
 )
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.row_keys import HELD_ROWS
@@ -45,6 +44,7 @@ from retryapp.engine.lane.recovery import (
     catch_up,
     check_changelog,
     end_undecided,
+    position_in,
     recover_seen,
     written_down,
 )
@@ -247,10 +247,8 @@ class LaneProtocol(ABC):
             committed = found.get(tp)
             if committed is None:
                 starts[tp] = end if tp == main and self.place.start_at_end and not known else first
-            elif not first <= committed <= end:
-                raise OffsetsGoneError(self.place.group, *tp, committed, first, end)
             else:
-                starts[tp] = committed
+                starts[tp] = await position_in(self.place, self.reader, tp, committed, bounds[tp])
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
         self.main_end = ends[main]
@@ -267,6 +265,7 @@ class LaneProtocol(ABC):
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
+        await self._learn_time()  # the age of a store, expiry and marks need a trusted clock
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
@@ -280,7 +279,6 @@ class LaneProtocol(ABC):
             await catch_up(self.pending, self.reader, self.place, is_long=self._is_long)
         if self._undecided:  # not before: a store that has read them says more
             raise CommitUndecidedError(self.place.name, *self.place.changelog)
-        await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
         await self._fence_off()
         if self.place.seen is not None:

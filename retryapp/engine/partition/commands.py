@@ -363,10 +363,10 @@ class Commands:
     async def _settled(self, identity: bytes) -> bool:
         """Wait for the turns that change a record's row, whosever they are; note that this command does, too."""
         touched = False
-        while identity in self._touched or self._is_put(identity):
-            touched, waits = True, self._busy()
+        while (was_put := self._is_put(identity)) or identity in self._touched:
+            touched = True
             await self._settle()
-            if not waits and self._is_put(identity):  # it is behind a turn that a topic refuses
+            if was_put and self._is_put(identity):  # what was before in the lane is in the tables: a topic refuses it
                 raise RefusedError(Refusal.RUNNING, NOT_DURABLE)
         self._touched.add(identity)
         return touched

@@ -28,6 +28,8 @@ MOST_WAITING: Final = 5_000
 """Commands in memory; the others wait on their topic."""
 MOST_WAITING_BYTES: Final = 4 << 20
 """The same in bytes: an edited value is in its command."""
+FAULT_WAIT_S: Final = 1.0
+"""After a fault of the topic, which costs the consumer that all lanes read with."""
 MOST_AHEAD: Final = 100
 """Commands that pass others; what comes then waits, too."""
 
@@ -47,7 +49,10 @@ class ControlQueue:
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading begins, and where the topic ends."""
         self.failed = False
-        """The topic could not be read: the next reading begins when `come` is called again."""
+        """The topic could not be read: the next reading begins when `come` is called once `FAULT_WAIT_S` is over."""
+        self._again_s = 0.0
+        self._told = False
+        """It was said that the topic cannot be read, and it could not be since."""
         self._records: deque[Any] = deque()
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
@@ -56,6 +61,8 @@ class ControlQueue:
 
     def come(self, end: int) -> None:
         """Note that the control topic ends there."""
+        if self.failed and self._context.clock.monotonic_s() < self._again_s:
+            return
         if end != self._end or self.failed:
             self._end, self.failed = end, False
             self.wake.set()
@@ -142,17 +149,21 @@ class ControlQueue:
         if bounds is None:
             return None
         self.come(bounds[control][1])
-        return self.end
+        return max(bounds[control][1], self._next_offset)
 
     async def _asked(self, answer: Awaitable[_T]) -> _T | None:
         try:
-            return await answer
+            answered = await answer
         except Exception as fault:
             if not self.caught_up.is_set():
                 raise  # rows wait for what came before
-            logger.warning("%s could not be read for commands: %r", self._transport.place.control, fault)
-            self.failed = True
+            level = logging.DEBUG if self._told else logging.WARNING  # once until it can be read
+            logger.log(level, "%s could not be read for commands: %r", self._transport.place.control, fault)
+            self.failed = self._told = True
+            self._again_s = self._context.clock.monotonic_s() + FAULT_WAIT_S
             return None
+        self._told = False
+        return answered
 
     def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
         self._records.extend(record for record in records if record.offset not in self._ahead)

@@ -244,7 +244,10 @@ class TailReader(TopicReader):
         if all(offset in bounds for offset in offsets):
             with suppress(OffsetOutOfRangeError):  # the broker has deleted more since
                 return await self._picked(tp, offsets, bounds, most_bytes)
-        return await self._picked(tp, offsets, range(*(await self.bounds([tp]))[tp]), most_bytes)
+        first, end_ = (await self.bounds([tp]))[tp]
+        if any(offset >= end_ for offset in offsets):  # committed all the same, if its marker is lost (reliability, F4)
+            end_ = max(end_, await self.written_end(tp))
+        return await self._picked(tp, offsets, range(first, end_), most_bytes)
 
     async def _picked(
         self, tp: TopicPartition, offsets: Sequence[int], bounds: range, most_bytes: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
-from retryapp.ports import TopicPartition
+from retryapp.ports import Sink, TopicPartition
 from retryapp.testing import MemoryPartition
-from retryapp.testing.lane import MemoryReader, Step
+from retryapp.testing.lane import MemoryLaneTransport, MemoryReader, Step
 
 
 def start(part: str) -> bytes:
@@ -217,6 +218,27 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         assert [event.after for event in events_of(orders, Commanded)] == ["cancelling"]
 
 
+async def test_a_command_about_a_record_whose_row_is_refused_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lane is hardly ever at rest: it has what others do, and rests after each transaction."""
+    commit = MemoryLaneTransport.end_transaction
+
+    async def slow(self: MemoryLaneTransport) -> None:
+        await commit(self)
+        self.clock.advance(5)
+
+    monkeypatch.setattr(MemoryLaneTransport, "end_transaction", slow)
+    async with serving(Calls(), "1h") as (orders, _):
+        Refusing(orders.transport, b"bad")
+        await orders.send(b"bad")
+        assert orders.lane.refusal is not None
+        pause = HandlerCommand(id="p", verb=HandlerVerb.PAUSE)
+        post(orders, about("c", Verb.CANCEL, 0), about("d", Verb.CANCEL, 0), pause)
+        await pass_time(orders, 1_000, 20)
+        assert [event.refused for event in events_of(orders, Commanded)] == ["running", "running", None]
+
+
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(order: Order) -> None:
     """Of an ordered handler everything waits then, so the second command must know of the first."""
@@ -269,6 +291,27 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
         ends = [*(letter.reason for letter in orders.dead_letters), *("done" for _ in succeeded)]
         assert ends == (["cancelled"] if not (fine and waits) else ends[:1])
         assert dying.reached or after > (1 if waits else 0)
+
+
+async def test_a_control_topic_that_cannot_be_read_is_tried_once_a_second_and_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its end is known five times a second, and each reading that fails costs all lanes their consumer."""
+    tries, read = list[int](), MemoryReader.read
+
+    async def denied(reader: MemoryReader, tp: TopicPartition, start: int, sink: Sink, **how: Any) -> int:
+        if tp == CONTROL and len(tries) < 5:
+            tries.append(orders.clock.wall_ms())
+            raise ConnectionError("denied")
+        return await read(reader, tp, start, sink, **how)
+
+    async with serving(fine, "1h") as (orders, _):
+        monkeypatch.setattr(MemoryReader, "read", denied)
+        post(orders, about("c", Verb.CANCEL, 0))
+        await pass_time(orders, 6_000, 200)
+        assert [later - at for at, later in pairwise(tries)] == [1_000] * 4
+        assert [event.command for event in events_of(orders, Commanded)] == ["c"]
+    assert caplog.text.count("could not be read for commands") == 1
 
 
 async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None:

@@ -197,7 +197,7 @@ async def test_where_the_control_topic_ends_is_known_after_a_fault_of_the_broker
         orders.transport.fail("tail", ConnectionError())  # type: ignore[arg-type]
         await queue.read()
         assert (queue.end, queue.more) == (1, False)
-        await orders.settle()
+        await orders.advance(1_000)
         assert told(orders) == [("r", None)]
 
 

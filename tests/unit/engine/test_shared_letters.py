@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from doubles import events_of, post, reopen
+from doubles import events_of, pass_time, post, reopen
 from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, with_letter, worker
 
 from retryapp import Reject, Skip
@@ -16,8 +18,9 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Discarded, Handled, Progress, Skipped
 from retryapp.core.record import Origin, failure_id
 from retryapp.engine.partition.letter_commands import LETTERS_S
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event, Sink, TopicPartition
 from retryapp.testing import Step
+from retryapp.testing.lane import MemoryReader
 from retryapp.testing.tables import MemoryDeadLetterTable
 
 
@@ -225,6 +228,24 @@ async def test_no_mark_is_missed_by_a_table_that_was_read_further() -> None:
         assert commit.reached
     async with worker(bad, tickets, before) as both:
         assert [await both.command("replay", offset) for offset in range(3)] == ["handled"] * 3
+
+
+async def test_a_topic_that_cannot_be_read_is_tried_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times a second it is looked whether a transaction has ended, not whether the broker is back."""
+    tries, read = list[int](), MemoryReader.read
+
+    async def away(reader: MemoryReader, tp: TopicPartition, start: int, sink: Sink, **how: Any) -> int:
+        if tp.topic == ORDERS.dlq and len(tries) < 5:
+            tries.append(both.orders.clock.wall_ms())
+            raise ConnectionError("the leader is away")
+        return await read(reader, tp, start, sink, **how)
+
+    async with with_letter() as (both, _, tickets):
+        monkeypatch.setattr(MemoryReader, "read", away)
+        await pass_time(both.orders, 90_000, 1_000)
+        assert [(later - at) // 1_000 for at, later in pairwise(tries)] == [5] * 4
+        await both.die(b"2")
+        assert tickets.seen == [b"1", b"2"], "letters go on once it is read"
 
 
 async def test_a_kill_at_each_commit_leaves_one_mark_of_each_letter() -> None:

@@ -172,6 +172,8 @@ class Topics:
     records: dict[TopicPartition, list[Found]] = field(default_factory=lambda: {CHANGELOG: [], DLQ: []})
     first: int = 0
     bounds_of: dict[TopicPartition, tuple[int, int]] = field(default_factory=lambda: {MAIN: (100, 150)})
+    written: int = 150
+    """End of the main topic with what committed readers do not see."""
     committed: dict[TopicPartition, int] = field(default_factory=lambda: {MAIN: 120})
     notes: dict[TopicPartition, str] = field(default_factory=dict)
     slice: int = 10
@@ -198,7 +200,7 @@ class Topics:
         return {tp: self.bounds_of.get(tp) or (self.first, self._end(tp)) for tp in tps}
 
     async def written_end(self, tp: TopicPartition) -> int:
-        return self._end(tp)
+        return self.written if tp == MAIN else self._end(tp)
 
     async def read(
         self, tp: TopicPartition, start: int, sink: Callable[[list[Any], int], object], *, background: bool = False

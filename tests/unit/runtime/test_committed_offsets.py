@@ -9,7 +9,13 @@ from kafka_fakes import CHANGELOG, MAIN, Found, MakeLane, Topics
 from samples import key_of, waiting_row
 
 from retryapp.core import marks
-from retryapp.core.lane_errors import ChangelogReplacedError, MainReplacedError, OffsetsGoneError, OffsetsMissingError
+from retryapp.core.lane_errors import (
+    ChangelogReplacedError,
+    CommitUndecidedError,
+    MainReplacedError,
+    OffsetsGoneError,
+    OffsetsMissingError,
+)
 from retryapp.core.marks import Suspected, Tally, after, place_of
 from retryapp.core.publication import TopicLook
 from retryapp.core.record import Origin
@@ -67,6 +73,15 @@ async def test_an_offset_past_the_end_is_refused(lane: KafkaTransport, topics: T
     with pytest.raises(OffsetsGoneError, match="was cut or made again") as raised:
         await lane.committed()
     assert (raised.value.topic, raised.value.end) == (MAIN.topic, 150)
+
+
+async def test_an_offset_past_what_committed_readers_see_is_not_to_be_set(lane: KafkaTransport, topics: Topics) -> None:
+    """A broker has lost the end of a transaction there: set to the beginning, all records would run again."""
+    topics.committed[MAIN] = topics.written = 151
+    with pytest.raises(CommitUndecidedError, match=r"transaction on orders\[1\] without an end: the lane opens once"):
+        await lane.committed()
+    topics.bounds_of[MAIN] = 100, 151
+    assert await lane.committed() == {MAIN: 151}
 
 
 async def test_a_new_group_begins_at_the_start_and_writes_that_down(lane: KafkaTransport, topics: Topics) -> None:

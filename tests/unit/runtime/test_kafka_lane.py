@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka_fakes import CHANGELOG, DLQ, MakeLane, Topics, until
+from kafka_fakes import CHANGELOG, DLQ, MAIN, MakeLane, Topics, until
 from samples import dead, removal, waiting, waiting_row
 
 from retryapp.core.deduplicate import IDENTITY_BYTES, Seen, encode_seen
@@ -140,6 +140,30 @@ async def test_a_store_that_missed_more_than_a_deadline_goes_on_where_it_was(
         await lane.close()
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [0, 20, 40]
     assert counts == {"1m": 50}
+
+
+async def test_the_age_of_a_store_is_told_by_the_brokers_time(
+    open_lane: OpenLane, topics: Topics, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose clock is behind would keep rows whose removal the changelog has forgotten since."""
+    commit = KafkaTransport.commit
+
+    async def acknowledged(lane: KafkaTransport, batch: LaneBatch) -> LaneReceipt:
+        if not clock.trusted:
+            clock.jump_wall(30 * 3_600_000)
+            clock.trusted = True
+        return await commit(lane, batch)
+
+    monkeypatch.setattr(KafkaTransport, "commit", acknowledged)
+    for n in (1, 2):
+        topics.put(CHANGELOG, *waiting_row(n)[:2])
+    await (await opened(open_lane())).close()
+    del topics.records[CHANGELOG][0]  # its removal, too
+    clock.trusted = False
+    topics.bounds_of[MAIN] = 100, 120  # all is read: no mark is written that tells the time
+    lane = await opened(open_lane())
+    assert lane.pending is not None
+    assert dict(lane.pending.counts()) == {"1m": 1}
 
 
 async def test_a_store_that_knows_more_than_its_changelog_is_refused(open_lane: OpenLane, topics: Topics) -> None:

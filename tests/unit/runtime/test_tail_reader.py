@@ -387,3 +387,21 @@ async def test_who_cannot_connect_asks_for_nobody_in_turn(cluster: _Cluster) -> 
     assert len(cluster.consumers) < 3
     cluster.away = False
     assert await cluster.reader.bounds(tps[:2]) == {tps[0]: (0, 0), tps[1]: (0, 1)}
+
+
+async def test_a_record_is_found_behind_the_end_that_committed_readers_see(
+    cluster: _Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was committed when it was read first. A broker that lost the marker behind it must not make it look gone."""
+    tp, end_of = cluster.fill(0, 3), _Consumer.end_offsets
+
+    async def marker_is_lost(consumer: _Consumer, tps: Sequence[Any]) -> dict[Any, int]:
+        return (
+            dict.fromkeys(tps, 1)
+            if consumer.options["isolation_level"] == "read_committed"
+            else await end_of(consumer, tps)
+        )
+
+    monkeypatch.setattr(_Consumer, "end_offsets", marker_is_lost)
+    for _ in range(2):
+        assert [*await cluster.reader.records(tp, [0, 2, 3])] == [0, 2]
