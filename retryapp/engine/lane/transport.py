@@ -348,6 +348,7 @@ class LaneProtocol(ABC):
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
         if not self.clock.trusted:
+            await recovery.check_end(self.open_pending, self.reader, self.place)
             await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
 
     # -- serving ------------------------------------------------------------------------------------------------
@@ -419,8 +420,7 @@ class LaneProtocol(ABC):
 
     def take_back(self, offset: int) -> None:
         """Name a record beyond the offset as settled no more: it was another one, which its topic has lost."""
-        notes = self._beside()
-        notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
+        self._beside().settled = {at: fine for at, fine in self.settled.items() if at != offset}
 
     def _beside(self) -> Notes:
         if self._notes is None:
