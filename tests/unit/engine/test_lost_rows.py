@@ -254,3 +254,30 @@ async def test_a_replaced_one_does_not_wait() -> None:
         blocked.append(orders.engine.blocked)
         assert blocked == ["offset 0 waits for another record of that offset, which the topic has lost", None]
         assert gate.started == [b"busy", b"old", b"newest", b"other"]
+
+
+async def test_none_runs_after_the_newer_one_that_has_replaced_it() -> None:
+    """While the row of another one is in its place, no note can say that it is settled: both wait for the offset."""
+    options: Any = {"order": Order.LATEST, "concurrency": 9}
+    async with serving(Gate(), POLICY, b"hangs", key=b"z", **options) as (orders, gate):
+        await orders.send(b"gone", key=b"a")
+        await orders.send(b"old", key=b"b")
+        await gate.end(orders, b"old", BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+    log = transport.broker.logs[MAIN]
+    del log.entries[1:]
+    log.end = 1
+    transport.clock.advance(1)
+    for value in (b"first", b"second", b"newest"):
+        transport.append(MAIN, b"a", value)
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        await gate.end(orders, b"first")
+        await gate.end(orders, b"newest")
+        await pass_time(orders, 500, 100)
+        assert (gate.done, noted(transport), transport.offsets[MAIN]) == ([b"first", b"newest"], {1: True}, 0)
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done == [b"hangs", b"old", b"second", b"newest"]
+        assert (orders.waiting, transport.offsets[MAIN], failures(orders)) == ({}, 4, [])
