@@ -78,6 +78,21 @@ async def catch_up(table: PendingTable, reader: TopicReader, site: LaneSite, *, 
     return True
 
 
+async def check_end(open_table: Callable[[], PendingTable], reader: TopicReader, site: LaneSite) -> None:
+    """Refuse a changelog that has lost its end, before an opening writes there: that would hide the loss.
+
+    Raises:
+        StoreAheadError: the local table has more.
+    """
+    table = open_table()
+    try:
+        end = (await reader.bounds([site.changelog]))[site.changelog][1]
+        if table.next_offset > end:
+            raise StoreAheadError(site.name, table.next_offset, end)
+    finally:
+        table.close()
+
+
 async def end_undecided(
     site: LaneSite, reader: TopicReader, stable: int, commit: Callable[[LaneBatch], Awaitable[LaneReceipt]]
 ) -> bool:

@@ -250,9 +250,8 @@ class LaneProtocol(ABC):
             else:
                 starts[tp] = await position_in(self.place, self.reader, tp, committed, bounds[tp])
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
-        ends = {tp: end for tp, (_, end) in bounds.items()}
-        self.main_end = ends[main]
-        self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], texts)
+        self.main_end = bounds[main][1]
+        self.suspected, told = self._beside().read(offsets.get(main), starts[main], self.main_end, texts)
         if control is not None:
             first, end = bounds[control]
             self.control_next = min(max(first, marks.parse_control(self._beside().control, self.place.control_id)), end)
@@ -348,6 +347,7 @@ class LaneProtocol(ABC):
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
         if not self.clock.trusted:
+            await recovery.check_end(self.open_pending, self.reader, self.place)
             await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
 
     # -- serving ------------------------------------------------------------------------------------------------
@@ -419,8 +419,8 @@ class LaneProtocol(ABC):
 
     def take_back(self, offset: int) -> None:
         """Name a record beyond the offset as settled no more: it was another one, which its topic has lost."""
-        notes = self._beside()
-        notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
+        for notes in filter(None, (self._beside(), self._before[1])):  # a refusal brings back what was before
+            notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
 
     def _beside(self) -> Notes:
         if self._notes is None:

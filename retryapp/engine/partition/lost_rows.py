@@ -67,10 +67,9 @@ class LostRows:
         """Take note of a first delivery, before it may begin, whose place has the row of another record."""
         self._runs[run.place] = run
 
-    def leave(self, run: Run) -> None:
-        """Note that a first delivery has an outcome without a run."""
-        if self._runs:
-            self._runs.pop(run.place, None)
+    def leave(self, run: Run) -> bool:
+        """Note that a first delivery has an outcome without a run; tell whether its place has the row of another."""
+        return bool(self._runs) and self._runs.pop(run.place, None) is not None
 
     def holds(self, run: Run) -> bool:
         """Tell whether the place of a first delivery still has the row of another record."""

@@ -364,7 +364,7 @@ class Session:
 
     def _settle(self, run: Run, turn: Turn) -> None:
         """Take the turn of a first delivery that does not run now."""
-        self._lost_rows.leave(run)
+        turn.provisional = self._lost_rows.leave(run)  # a note of it would be taken for one of that row's record
         self.window.finish(run.record.offset, turn)
         if not self._unreleased:
             self._release_soon()

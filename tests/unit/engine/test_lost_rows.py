@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate, failures, pass_time, serving
+from doubles import DLQ, MAIN, BankDownError, Gate, Refusing, failures, pass_time, serving
 from suspected import found
 from test_beyond import noted
 from test_set_back import lose_end
@@ -254,3 +254,56 @@ async def test_a_replaced_one_does_not_wait() -> None:
         blocked.append(orders.engine.blocked)
         assert blocked == ["offset 0 waits for another record of that offset, which the topic has lost", None]
         assert gate.started == [b"busy", b"old", b"newest", b"other"]
+
+
+async def test_none_runs_after_the_newer_one_that_has_replaced_it() -> None:
+    """While the row of another one is in its place, no note can say that it is settled: both wait for the offset."""
+    options: Any = {"order": Order.LATEST, "concurrency": 9}
+    async with serving(Gate(), POLICY, b"hangs", key=b"z", **options) as (orders, gate):
+        await orders.send(b"gone", key=b"a")
+        await orders.send(b"old", key=b"b")
+        await gate.end(orders, b"old", BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+    log = transport.broker.logs[MAIN]
+    del log.entries[1:]
+    log.end = 1
+    transport.clock.advance(1)
+    for value in (b"first", b"second", b"newest"):
+        transport.append(MAIN, b"a", value)
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        await gate.end(orders, b"first")
+        await gate.end(orders, b"newest")
+        await pass_time(orders, 500, 100)
+        assert (gate.done, noted(transport), transport.offsets[MAIN]) == ([b"first", b"newest"], {1: True}, 0)
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert gate.done == [b"hangs", b"old", b"second", b"newest"]
+        assert (orders.waiting, transport.offsets[MAIN], failures(orders)) == ({}, 4, [])
+
+
+async def test_a_refusal_does_not_bring_back_what_was_noted_of_a_lost_record() -> None:
+    """It undoes what its transaction has noted: a new record that came in meanwhile would pass for settled."""
+    async with serving(Gate(), POLICY, b"hangs", concurrency=3) as (orders, gate):
+        for value in (b"old", b"bad"):
+            await orders.send(value)
+            await gate.end(orders, value, BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+    log = transport.broker.logs[MAIN]
+    del log.entries[1:]
+    log.end = 1
+    transport.clock.advance(1)
+    transport.append(MAIN, None, b"new")
+    async with serving(Gate(), POLICY, concurrency=1, max_in_flight=1, transport=transport) as (orders, gate):
+        await orders.advance(60_000)
+        await gate.end(orders, b"old", BankDownError())
+        Refusing(transport, b"bad")
+        waits = transport.pause("produce")  # type: ignore[arg-type]
+        await gate.end(orders, b"bad", Reject())
+        await gate.end(orders, b"hangs")
+        assert waits.reached
+        waits.set()
+        await pass_time(orders, 500, 100)
+        assert (orders.lane.refusal is None, transport.offsets[MAIN], noted(transport)) == (False, 1, {})
