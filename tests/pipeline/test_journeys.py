@@ -138,6 +138,7 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
     names = ("replays", "last_attempt", "reason")
     assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
     assert [journeys[5][name] for name in names] == [1, None, None]
+    assert {row["key_hash"] for row in journeys.values()} == {None}, "the key of a mark is no record's"
     funnel = figures.funnel(tables.ways)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
     dlq = f"{tables.group}.{MAIN}.dlq"
