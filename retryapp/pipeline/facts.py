@@ -40,10 +40,9 @@ class Facts:
 
     def get(self, table: str, name: str) -> dict[str, Any]:
         """Return a fact by its name as ``names`` gives it; nothing of one that is half written."""
-        text = self._files.read(f"{self._lake.table(table)}/{name}.json")
         try:
-            return dict(json.loads(text or "{}"))
-        except ValueError:
+            return dict(json.loads(self._files.read(f"{self._lake.table(table)}/{name}.json") or "{}"))
+        except ValueError:  # or the end of its text is half a character
             return {}
 
     def rows(self, table: str) -> list[dict[str, Any]]:

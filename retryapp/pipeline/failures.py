@@ -30,7 +30,9 @@ _ADVICE: Final = {
         "The table was written by a newer Delta Lake: upgrade retryapp; nothing was changed"
     ),
     "ModuleNotFoundError": "The executors' Python lacks a package: install retryapp[spark] on every node",
-    "OutOfMemoryError|Java heap space": "Give the driver more memory (--memory), or take smaller batches",
+    "OutOfMemoryError|Java heap space": (
+        "Give the driver more memory (--memory); 'archive' may take smaller batches as well (--rows-per-batch)"
+    ),
     r"org\.apache\.kafka[\w.]*TimeoutException|Failed to construct kafka|No resolvable bootstrap|DisconnectException": (
         "The Kafka broker went away: start it again, or correct --broker"
     ),

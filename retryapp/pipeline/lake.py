@@ -25,6 +25,7 @@ _TABLES: Final = "delta"
 _FOLDERS: Final = (".", "records", "gaps", "acknowledged", "decisions", "erasures", "derived")
 _CONDITIONAL: Final = "fs.option.create.conditional.overwrite"  # for S3 (Hadoop 3.4.2); others refuse by themselves
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_OF_PATTERNS: Final = re.compile(r"[][{}*?\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ def lake_uri(text: str) -> str:
     if _SCHEME.match(text):
         return text.rstrip("/")
     return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing
+
+
+def literal(uri: str) -> str:
+    """Return a URI for Spark's reader of files, which takes some characters for a pattern."""
+    return _OF_PATTERNS.sub(r"\\\g<0>", uri)
 
 
 def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> Lake:

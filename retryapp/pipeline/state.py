@@ -25,7 +25,7 @@ STATE_VERSION: Final = 2  # 1: a life that was over had no `next`
 WRITER: Final = "retryapp archive"  # Delta's name for the writer: of two commits with one sequence the later one fails
 _KEEPING: Final = frozenset(
     {"OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES",
-     "ADD COLUMNS", "CHANGE COLUMN"}
+     "ADD COLUMNS", "CHANGE COLUMN", "REORG", "UPGRADE PROTOCOL"}
 )  # fmt: skip
 """Operations after which what was archived still is, or was deleted on purpose."""
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame
 
 from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
-from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.lake import Lake, literal
 from retryapp.pipeline.schemas import RECORDS
 
 RECORDS_TABLE: Final = "records"
@@ -141,7 +141,7 @@ class Tables:
 
     def read_files(self, files: Sequence[str]) -> DataFrame:
         """Return the records in some files of the table, without their ``date``, by which the table is partitioned."""
-        return self.lake.spark.read.schema(RECORDS).parquet(*files)
+        return self.lake.spark.read.schema(RECORDS).parquet(*map(literal, files))
 
 
 def place_of(commit: Mapping[str, Any]) -> list[int]:

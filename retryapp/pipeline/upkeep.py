@@ -4,10 +4,10 @@ Every command holds the table of records (see `hold`), and its commits repeat th
 older ones. An erasure takes these steps; each may be repeated after a crash:
 
 1. Write the key's hash to ``erasures``: from now on no record of it that has arrived or failed until now is archived.
-2. Delete its rows from ``records``, and the events of its records, by a frame of hashes: Delta keeps the text of a
-   deletion in its log. It is one commit: the rows say which events are theirs.
+2. Delete its rows from ``records``, and what else is about its records, by a frame of hashes: Delta keeps the text of a
+   deletion in its log. It is one commit: the rows say which events and marks are theirs.
 3. Remove every file that is not the table's, whatever its age, and look whether one is left.
-4. Remove ``derived``; the next analysis makes it again without the rows.
+4. Remove ``derived``, and look whether some is left; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
 """
 
@@ -25,7 +25,6 @@ from typing import Final
 from pyspark.sql import functions as F
 
 from retryapp.core.headers import RETRY_ORIGIN
-from retryapp.core.topology import TopicRole
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
@@ -109,21 +108,22 @@ class Upkeep:
                 self._erasures.begin(each)
             erased = tuple(Erased(each.key_hash, self._delete(each)) for each in erasures)
             if erasures:
+                # where somebody lets Delta mark rows as deleted, they are still in their files
+                self._spark.sql(f"REORG TABLE {self._records} APPLY (PURGE)").collect()
                 self._purge()
-                self._tables.files.remove(self._lake.table(DERIVED))
             for each in erasures:
                 self._erasures.end(each, self._now_ms())
         return erased
 
     def _delete(self, erasure: Erasure) -> int:
-        """Delete the rows of a key, and events of its records, whose key is the failure id; return how many."""
+        """Delete the rows of a key, and events and marks of its records, whose key is the failure id; count them."""
         ours = self._tables.read().where(erasure.predicate)
-        of_events = ours.select(key_hash(F.encode(F.expr(_FAILURE_ID), "UTF-8"), self._lake.salt).alias("hash"))
+        of_records = ours.select(key_hash(F.encode(F.expr(_FAILURE_ID), "UTF-8"), self._lake.salt).alias("hash"))
         of_key = to_frame(self._spark, [(erasure.key_hash,)], struct("hash string"))
-        of_key.union(of_events).distinct().createOrReplaceTempView(_ERASED)
-        is_event = f"station = '{TopicRole.EVENTS.value}' AND hash <> '{erasure.key_hash}'"
+        of_key.union(of_records).distinct().createOrReplaceTempView(_ERASED)
+        is_about = f"hash <> '{erasure.key_hash}'"
         rows = self._changed(
-            f"MERGE INTO {self._records} USING {_ERASED} ON key_hash = hash AND ({erasure.predicate} OR {is_event}) "
+            f"MERGE INTO {self._records} USING {_ERASED} ON key_hash = hash AND ({erasure.predicate} OR {is_about}) "
             f"WHEN MATCHED THEN DELETE"
         )
         self._spark.catalog.dropTempView(_ERASED)
@@ -138,19 +138,20 @@ class Upkeep:
             yield
 
     def _purge(self) -> None:
-        """Remove each file that is not the table's. A vacuum keeps those whose time is ahead of the driver's clock.
+        """Remove what is derived, and each file that is not the table's.
+
+        A vacuum keeps those whose time is ahead of the driver's clock.
 
         Raises:
             ErasureUnfinishedError: one is still there.
         """
-        place = self._lake.table(RECORDS_TABLE)
+        place, derived = self._lake.table(RECORDS_TABLE), self._lake.table(DERIVED)
         live = {name.rsplit("/", 1)[-1] for name in self._tables.read().inputFiles()}
         files = self._tables.files
 
         def left() -> list[str]:
-            return [
-                uri for uri in files.below(place) if "/_delta_log/" not in uri and uri.rsplit("/", 1)[-1] not in live
-            ]
+            found = (uri for uri in files.below(place) if "/_delta_log/" not in uri)
+            return [*(uri for uri in found if uri.rsplit("/", 1)[-1] not in live), *filter(files.exists, (derived,))]
 
         for uri in left():
             files.remove(uri)

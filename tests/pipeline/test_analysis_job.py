@@ -62,8 +62,8 @@ class Analysts:
 
 @pytest.fixture(scope="module")
 def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysts, Analysed, Analysed]:
-    """A lake that was analysed twice, with records that came late in between."""
-    folder = tmp_path_factory.mktemp("analysed") / "lake"
+    """A lake that was analysed twice, with records that came late in between; its name is no pattern."""
+    folder = tmp_path_factory.mktemp("analysed") / "lake [1] {a}"
     job, archive = Analysts(open_lake(spark, str(folder))), Archive()
     for offset in range(6):
         archive.failed(offset, 1)

@@ -215,6 +215,17 @@ def test_the_first_range_that_is_left_is_not_held_against_what_is(archive: Archi
     assert told((yield).ledger, *names) == [(150, 51, 3, 1, 0, 1, 0)]
 
 
+@story(100)
+def test_what_was_counted_twice_is_neither_lost_nor_extra(archive: Archive) -> Story:
+    """Somebody has set the group's offset back: what failed twice has one journey. What lies beside it is judged."""
+    archive.counted(0, 40, ok=39, failed=1)
+    archive.counted(40, 80, ok=30, failed=10)
+    for offset in range(55, 65):
+        archive.failed(offset, 1)
+    archive.counted(60, 90, ok=26, failed=4)
+    assert (yield).counted("pending", "lost", "extra", "gaps", "overlaps") == [10, 1, 0, 0, 2]
+
+
 def test_what_is_missing_where_offsets_were_lost_is_a_warning() -> None:
     """The loss is an error of its own until it is acknowledged, which would end no other."""
     nothing = {"group": "billing", "main": MAIN, "lost": 0, "extra": 0, "gaps": 0, "overlaps": 0, "partition": 0}
@@ -230,7 +241,8 @@ def test_what_the_checks_find(archive: Archive) -> Story:
     """Each finding with its rows; lost and early ones are errors, holes and copies warnings."""
     next(mixed(archive))
     archive.counted(16, 18, ok=1, failed=1)  # a hole before it, and of its failed record no trace
-    archive.counted(17, 19, ok=2, failed=0, received=3)  # overlaps, and does not add up
+    archive.counted(18, 20, ok=2, failed=0)
+    archive.counted(19, 21, ok=2, failed=0, received=3)  # overlaps, and does not add up
     archive.failed(30, 1)
     archive.failed(30, 2, started_ms=NOON_MS + MINUTE_MS - 1)
     archive.failed(31, 1, reason="unheard-of")

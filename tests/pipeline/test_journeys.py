@@ -138,6 +138,7 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
     names = ("replays", "last_attempt", "reason")
     assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
     assert [journeys[5][name] for name in names] == [1, None, None]
+    assert {row["key_hash"] for row in journeys.values()} == {None}, "the key of a mark is no record's"
     funnel = figures.funnel(tables.ways)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
     dlq = f"{tables.group}.{MAIN}.dlq"
@@ -148,17 +149,23 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
 
 @story(50)
 def test_a_cancelled_record_was_not_tried_again(archive: Archive) -> Story:
-    """Its dead letter takes a delivery's number, and none of an attempt; held, it was never tried."""
+    """Its dead letter takes a delivery's number, and none of an attempt; held, it was never tried, and has a cause."""
     archive.failed(1, 2)
     archive.failed(1, 2, delivery=3, reason="cancelled")
     archive.held(2)
-    archive.failed(2, 0, delivery=1, reason="cancelled", error_type="cancelled")
-    by_offset = (yield).by_offset
-    journeys = [by_offset[offset] for offset in (1, 2)]
+    archive.failed(2, 0, delivery=1, reason="cancelled", error_type="cancelled", error_message="", fingerprint="-")
+    tables = yield
+    journeys = [tables.by_offset[offset] for offset in (1, 2)]
     assert [(each["fate"], each["reason"], len(each["attempts"])) for each in journeys] == [
         ("dead", "cancelled", 1),
         ("dead", "cancelled", 0),
     ]
+    names = ("fingerprint", "reason", "error_type", "failures", "records", "dead", "letters", "last_seen_ms")
+    assert [tuple(row[name] for name in names) for row in tables.causes] == [
+        ("f1", "cancelled", "ValueError", 1, 1, 1, 1, NOON_MS + 100),
+        ("-", "cancelled", "cancelled", 0, 1, 1, 1, NOON_MS + 100),
+    ]
+    assert tables.causes[1]["examples"][0]["failure_id"].endswith("/0/2")
 
 
 @story(9)

@@ -52,9 +52,9 @@ def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_p
     """A full disk, or kill -9 between opening and closing its file, leaves it empty or cut off."""
     facts = Facts(open_lake(spark, str(tmp_path)))
     facts.put("runs", "one", {"state": "started"})
-    for left in ("", '{"state": "fin'):
+    for left in (b"", b'{"state": "fin', '{"state": "ü'.encode()[:-1]):
         place = tmp_path / "runs" / "two.json"
-        place.write_text(left)
+        place.write_bytes(left)
         (tmp_path / "runs" / ".two.json.crc").unlink(missing_ok=True)
         assert facts.rows("runs") == [{"state": "started"}]
         facts.put("runs", "two", {"state": "finished"})

@@ -50,7 +50,7 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
         F.max_by("error_type", "last_ms").alias("error_type"),
         F.max_by("example", F.when(F.col("records") > 0, newest), EXAMPLES).alias("examples"),
     )
-    worst = found.where((F.col("failures") > 0) | (F.col("before") > 0))
+    worst = found.where(F.greatest("failures", "records", "before") > 0)
     order = (F.desc("dead"), F.desc("failures"), *map(F.asc, ("fingerprint", "reason", "group", "main")))
     rows = [row.asDict(recursive=True) for row in worst.orderBy(*order).limit(MOST_CAUSES).collect()]
     for row in rows:

@@ -97,7 +97,7 @@ def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
         _Check("no hand-off is there twice", WARN, "records that were handed off more than once",
                F.col("copies") > 0, ("failure_id", "copies")),
         _Check("every attempt is archived", WARN,
-               "records with missing attempts: they were deleted from their topic before the archive read them",
+               "records with missing attempts: expired, or deleted from their topic before the archive read them",
                F.col("missing") > 0, ("failure_id", "missing")),
     )
     # fmt: on
@@ -145,7 +145,7 @@ def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict
         judge("what failed has left a trace", severity, "partitions in which more records failed than have a journey",
               "lost", lost),
         judge("no trace without a failure", ERROR, "partitions in which more records have a journey than failed",
-              "extra", [row for row in above("extra") if not row["overlaps"]]),
+              "extra", above("extra")),
         judge("workers counted without holes", WARN, holes, "gaps", above("gaps")),
         judge("workers counted nothing twice", WARN, "partitions with offsets that two progress events cover",
               "overlaps", above("overlaps")),

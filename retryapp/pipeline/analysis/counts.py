@@ -49,12 +49,12 @@ def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
     present = lives.withColumn("last", last).where(is_present)
     in_order = Window.partitionBy(*_PLACE).orderBy("from_offset", "to_offset", "found")
     before = F.max("to_offset").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    nothing, begin = F.lit(0), F.col("from_offset")
+    overlap = F.greatest(nothing, F.col("before") - begin, F.col("to_offset") - F.col("after"))
     return (
-        present.withColumn("before", before)
-        .where((F.col("from_offset") == 0) | F.col("before").isNotNull())
-        .withColumn("gap_offsets", F.greatest(F.lit(0), F.col("from_offset") - F.col("before")))
-        .withColumn("overlap_offsets", F.greatest(F.lit(0), F.col("before") - F.col("from_offset")))
-        .fillna(0, ["gap_offsets", "overlap_offsets"])
+        present.withColumns({"before": before, "after": F.lead("from_offset").over(in_order)})
+        .where((begin == 0) | F.col("before").isNotNull())
+        .withColumns({"gap_offsets": F.greatest(nothing, begin - F.col("before")), "overlap_offsets": overlap})
         .select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in PROGRESS))
     )
 
@@ -66,8 +66,10 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut, *, erased_ms: int
     ``skipped`` and ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail,
     ``uncounted`` ones lie where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges. Nothing is
     called lost of a range that had begun when a key was erased last: what was erased has failed, and has no journey.
+    Nothing is lost or extra where offsets were counted twice: what failed twice has one journey.
     """
-    is_whole = F.col("from_ms") > erased_ms
+    is_once = F.col("overlap_offsets") == 0
+    is_whole = is_once & (F.col("from_ms") > erased_ms)
     sums = {
         "from_offset": F.min("from_offset"),
         "to_offset": F.max("to_offset"),
@@ -77,7 +79,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut, *, erased_ms: int
         "skipped": F.sum(F.col("skipped") + F.col("skipped_later")),
         **{name: F.sum(name) for name in ("received", "failed", *_FATES, "uncounted")},
         "lost": F.sum(F.when(is_whole, F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).otherwise(0)),
-        "extra": F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))),
+        "extra": F.sum(F.when(is_once, F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).otherwise(0)),
         "gaps": F.count_if(F.col("gap_offsets") > 0),
         "overlaps": F.count_if(F.col("overlap_offsets") > 0),
     }

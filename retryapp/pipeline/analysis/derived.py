@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES, READINGS_TABLE
 from retryapp.pipeline.errors import OtherRunError, TableMissingError
-from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.lake import Lake, literal
 from retryapp.pipeline.tables import DERIVED
 
 _RESULT: Final = "analysis"  # of several files the last one counts
@@ -36,7 +36,8 @@ class Derived:
     def read(self, name: str, *run_ids: str) -> DataFrame:
         """Return a table of these runs; of none: as the last run left it that ended in order."""
         run_ids = run_ids or _runs_of(self.last_result(), name)
-        return self._lake.spark.read.schema(DERIVED_TABLES[name]).parquet(*(self.place(name, each) for each in run_ids))
+        places = (literal(self.place(name, each)) for each in run_ids)
+        return self._lake.spark.read.schema(DERIVED_TABLES[name]).parquet(*places)
 
     def put(self, name: str, frame: DataFrame, run_id: str) -> DataFrame:
         """Write a table of a run; return it as it was written."""

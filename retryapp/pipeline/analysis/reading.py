@@ -187,7 +187,8 @@ def header_tuples(headers: pa.Array) -> list[Headers]:
 def readings_of(records: DataFrame) -> DataFrame:
     """Return what rows of the archive say: ``schemas.READINGS``, one row for each."""
     is_event = F.col("station") == F.lit(EVENTS)
-    is_mark = (F.col("station") == F.lit(DLQ)) & F.exists("headers", lambda header: header["key"] == F.lit(RETRY_MARK))
+    marked = F.exists("headers", lambda header: header["key"] == F.lit(RETRY_MARK))  # null where it has none at all
+    is_mark = (F.col("station") == F.lit(DLQ)) & F.coalesce(marked, F.lit(False))
     none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
     make: Any = arrow_udf  # its types do not know a plain function of arrays
     read = make(read_batch, SAID)
@@ -195,7 +196,7 @@ def readings_of(records: DataFrame) -> DataFrame:
         "life": F.col("topic_id"),
         "found_partition": F.col("partition"),
         "found_offset": F.col("offset"),
-        "key_hash": F.when(~is_event, F.col("key_hash")),  # an event's key is the failure id
+        "key_hash": F.when(~is_event & ~is_mark, F.col("key_hash")),  # the others' key is the failure id
         "said": read(
             F.col("station"),
             F.when(is_event, none).otherwise(F.col("headers")),

@@ -42,8 +42,14 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     whole = journeys.withColumns({"tried": F.size("attempts"), "backwards": F.reverse("attempts.fingerprint")})
     places = F.posexplode_outer(F.transform("attempts", _with_last)).alias("place", "at")
     every = whole.select(*whole.drop("attempts", "backwards").columns, places)
-    is_last_of_cause = F.coalesce("at.is_last", F.lit(False))
-    is_cause, is_dead = F.col("at.fingerprint") == F.col("fingerprint"), F.col("fate").isin("dead", "discarded")
+    is_dead = F.col("fate").isin("dead", "discarded")
+    was_held = is_dead & F.col("place").isNull()  # to its end, and never delivered: its letter alone has a cause
+    is_last_of_cause = F.coalesce("at.is_last", was_held)
+    fingerprint, error_type, message = (
+        F.when(was_held, F.col(name)).otherwise(F.col(f"at.{name}"))
+        for name in ("fingerprint", "error_type", "error_message")
+    )
+    is_cause = fingerprint == F.col("fingerprint")
     is_final_cause = is_last_of_cause & is_cause
     is_newest = F.col("place").isNull() | (F.col("place") == F.col("tried") - 1)
     is_waiting = is_newest & (F.col("fate") == "pending")
@@ -52,7 +58,7 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "group": F.col("group"),
         "main": F.col("main"),
         "bin_ms": bin_of(at_ms, length_ms),
-        "fingerprint": F.col("at.fingerprint"),
+        "fingerprint": fingerprint,
         "reason": F.when(is_cause & is_dead, F.col("reason")),
         "replayed": F.coalesce("at.replays", "replays") > 0,
         "attempt": F.col("at.attempt"),
@@ -64,8 +70,8 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "next_tier": F.when(is_waiting, F.col("tier")),
     }
     spent_ms = F.greatest(F.lit(0), F.coalesce(F.col("at.ended_ms") - F.col("at.started_ms"), F.lit(0)))
-    example = F.struct("failure_id", F.col("at.error_message").alias("message"))
-    newest = F.struct("at.ended_ms", "failure_id", "at.delivery")
+    example = F.struct("failure_id", message.alias("message"))
+    newest = F.struct(at_ms, "failure_id", "at.delivery")
     is_attempt = F.col("place").isNotNull()
     sums = {
         "attempts": F.count_if(is_attempt),
@@ -74,9 +80,9 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "pending": F.count_if(is_final_cause & (F.col("fate") == "pending")),
         "journeys": F.count_if(is_newest),
         "handler_ms": F.sum(spent_ms),
-        "first_ms": F.min("at.ended_ms"),
-        "last_ms": F.max("at.ended_ms"),
-        "error_type": F.max_by("at.error_type", newest),
+        "first_ms": F.min(at_ms),
+        "last_ms": F.max(at_ms),
+        "error_type": F.max_by(error_type, newest),
         "example": F.max_by(example, F.when(is_last_of_cause, newest)),
     }
     mark = F.xxhash64(*by.values()).alias("mark")  # texts among the sums need a sort, which compares eight bytes first

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 12  # of these tables and of the decoder; a result of another one does not stand
+ANALYSIS_VERSION: Final = 13  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -43,7 +43,7 @@ READINGS: Final = table(
     found_partition integer its partition there
     found_offset long its offset there
     timestamp_ms long when the broker took it
-    key_hash string salted hash of its key
+    key_hash string salted hash of its key; null of events and marks
     said SAID what it says
     """,
     SAID=SAID,
@@ -99,7 +99,7 @@ PROGRESS: Final = struct(
     "to_ms long, received long, first_try_ok long, failed long, skipped long, gap_offsets long, overlap_offsets long"
 )
 """What workers counted from one offset to before another; ``gap_offsets`` lie between the range before and this one,
-``overlap_offsets`` in both. Of ``received`` are ``first_try_ok``, ``failed`` or held, and ``skipped``."""
+``overlap_offsets`` in another one too. Of ``received`` are ``first_try_ok``, ``failed`` or held, and ``skipped``."""
 
 ROLLUP: Final = table(
     """
