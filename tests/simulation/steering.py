@@ -470,7 +470,7 @@ def begin_again(story: Story, replays: int) -> None:
     if not died or replays != story.replays + 1:
         raise Violation(f"I19 {place}: replay {replays} after {story.replays}, of a record that is {story.fates}")
     fresh = Story(story.record, story.script)
-    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free", "holds"):
+    for name in ("calls", "begun", "runs", "fates", "settled_ms", "seen", "spent", "overdue", "free", "holds"):
         setattr(story, name, getattr(fresh, name))
     story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf
 

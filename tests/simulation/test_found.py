@@ -60,6 +60,8 @@ FOUND = {
     "The judge asked for it, although the lane had heard of nothing since.",
     20159953: "The offset passes a record that comes again and was held before. "
     "The judge took its run for one of the held row, which it looked for in vain beside the next suspect.",
+    20788568: "A retry of a replayed record may be due at the instant of one before its death. "
+    "The handler had asked for that instant both times; the judge took the second run for the first one again.",
     20587069: "A letter without a key is replayed without force: nothing replaces it. The judge asked for force.",
     22545827: "A record that comes again runs in the session in which its row has ended before. "
     "Its attempts were due at the same instants, which its handler names, since the clock was set back.",
