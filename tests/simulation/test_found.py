@@ -62,6 +62,8 @@ FOUND = {
     "The judge took its run for one of the held row, which it looked for in vain beside the next suspect.",
     20788568: "A retry of a replayed record may be due at the instant of one before its death. "
     "The handler had asked for that instant both times; the judge took the second run for the first one again.",
+    2639872: "A lane that fails as its drain ends leaves nothing to release. "
+    "The drain looked for its session before a step of the event loop, not after; its partition never opened again.",
     20587069: "A letter without a key is replayed without force: nothing replaces it. The judge asked for force.",
     22545827: "A record that comes again runs in the session in which its row has ended before. "
     "Its attempts were due at the same instants, which its handler names, since the clock was set back.",

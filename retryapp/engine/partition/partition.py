@@ -191,8 +191,8 @@ class PartitionEngine(RunOwner):
             with suppress(TimeoutError):  # of a handler that swallows its cancellation: its outcome is ignored
                 async with asyncio.timeout(min(deadline_s, ABORT_WAIT_S)):
                     await self._wait_idle()
-        if self.session is not None:
-            await asyncio.sleep(0)  # a suspect that has ended says so before its lane finishes
+        await asyncio.sleep(0)  # a suspect that has ended says so before its lane finishes
+        if self.session is not None:  # its lane may have failed
             self.session.release(ahead=True)
             self.session.note_progress()
 
