@@ -134,7 +134,7 @@ def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
     """Return the attempts to come by today's policy if all fail, without jitter; none if no next one is due.
 
     Only the next where rules have schedules of their own: its error says which one follows. So where something holds
-    that back: nobody knows when it begins, and the time until then may not count.
+    that back: when it begins is not known, and the time until then may not count.
     """
     if last.get("due_at_ms") is None or last.get("attempt") is None:
         return []

@@ -63,7 +63,7 @@ class Replays:
         Args:
             origin: the record.
             opening: the session.
-            owner: nobody has fenced its producer, so what was replayed since it opened came through this session.
+            owner: its producer is not fenced, so what was replayed since it opened came through this session.
         """
         if (sequence := self._sequence(opening.worker, origin)) is None:
             return

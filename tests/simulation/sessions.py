@@ -21,7 +21,7 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
 
 
 def is_owner(worker: SimWorker, main: str, number: int) -> bool:
-    """Tell whether nobody has fenced the lane of a partition since it took its producer."""
+    """Tell whether the producer of a partition's lane is not fenced."""
     placed = worker.ownership.placed.get((main, number))
     if placed is None or not isinstance(lane := placed.transport, SimLane):
         return False

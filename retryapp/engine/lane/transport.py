@@ -418,7 +418,7 @@ class LaneProtocol(ABC):
         return self._beside().settled
 
     def take_back(self, offset: int) -> None:
-        """Name a record beyond the offset as settled no more: it was another one, which its topic has lost."""
+        """Remove an offset from the note of what is settled: the topic has lost that record, and has another one."""
         for notes in filter(None, (self._beside(), self._before[1])):  # a refusal brings back what was before
             notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
 

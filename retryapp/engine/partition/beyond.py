@@ -73,7 +73,7 @@ class Beyond:
         return settled
 
     def take_back(self, offset: int) -> None:
-        """Note that what was settled at an offset is another record."""
+        """Forget that an offset is settled: it has another record now."""
         del self._noted[offset]
 
     def turns(self, window: OffsetWindow[Outcome | Settled], most: int | None = None) -> list[Turn]:

@@ -59,7 +59,7 @@ class LostRows:
         try:
             time = row_header(row, _TIME)
         except (DamagedRowError, NewerRowError):
-            return False, False  # whose it is, nobody knows
+            return False, False  # it does not say whose it is
         is_own = time == b"%d" % clamped(record.timestamp_ms, -1)
         return is_own and not is_stopped(row), not is_own
 

@@ -148,8 +148,10 @@ class Scheduler:
         if not self._blocked:
             return
         # room that is worth a look at the table, while runners have claims to go on with; each row asks for it twice
-        worth = min(CLAIM_LIMIT, self._ahead, self._context.handler.max_in_flight) // 2 if self.waiting else 1
-        if self._ahead - self.waiting >= worth and self.room >= max(1, worth):
+        ahead, worth = self._ahead, 1
+        if self.waiting:
+            worth = max(1, min(CLAIM_LIMIT, ahead, self._context.handler.max_in_flight) // 2)
+        if ahead - self.waiting >= worth and self.room >= worth:
             self._wake.set()
 
     def freed(self) -> None:

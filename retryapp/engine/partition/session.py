@@ -285,7 +285,7 @@ class Session:
             self.reach(records[-1].next_offset)
 
     def _take_back(self, settled: Settled) -> None:
-        """Have the note of the offset say no more that a record is settled, before the row of the other one goes."""
+        """Remove a new record from the note of what is settled, before the row of the lost one goes."""
         offset = settled.next_offset - 1
         self._beyond.take_back(offset)
         self._transport.take_back(offset)

@@ -207,6 +207,13 @@ class Settling(Protocol):
     async def advance(self, ms: int) -> None: ...
 
 
+def lose_the_end(transport: MemoryLaneTransport, end: int) -> None:
+    """Have the main topic end earlier, as after an election of a leader that lacks the last records."""
+    log = transport.broker.logs[MAIN]
+    del log.entries[end:]
+    log.end = end
+
+
 async def pass_time(partition: Settling, ms: int, step_ms: int = 200) -> None:
     """Let time pass in small steps, as it does."""
     for _ in range(ms // step_ms):

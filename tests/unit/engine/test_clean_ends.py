@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,16 @@ from suspected import ENDS, Killer, beside, disk_rows, found, marks, names, rows
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
+
+
+@asynccontextmanager
+async def suspects(
+    first: Callable[[bytes], object], second: Callable[[bytes], object]
+) -> AsyncIterator[tuple[MemoryPartition, MemoryPartition]]:
+    """Serve two partitions of a worker: a suspect of the first runs alone, and one of the second waits for it."""
+    one = MemoryPartition(first, transport=found("s1:old@0", *names(2)))
+    async with one, beside(one, second, "s1:old@0", b"other") as two:
+        yield one, two
 
 
 async def test_a_run_that_a_clean_end_cancels_counts_for_nothing_and_takes_no_death_back() -> None:
@@ -90,8 +102,7 @@ async def test_deaths_of_a_row_add_up_whatever_ends_cleanly_between_them(at: int
 async def test_a_record_that_runs_alone_does_so_until_it_has_ended_in_a_drain() -> None:
     """A death while another one runs would count against both; and nothing of it counts once it has an outcome."""
     first, second = Gate(), Gate()
-    one = MemoryPartition(first, transport=found("s1:old@0", *names(2)))
-    async with one, beside(one, second, "s1:old@0", b"other") as two:
+    async with suspects(first, second) as (one, two):
         draining = asyncio.create_task(one.engine.drain(5.0))
         await one.settle()
         await two.settle()
@@ -104,8 +115,7 @@ async def test_a_record_that_runs_alone_does_so_until_it_has_ended_in_a_drain() 
 async def test_what_a_drain_gives_up_is_waited_for_no_longer() -> None:
     """Its handler has swallowed its cancellation, and another record may run alone."""
     first, second = Stubborn(), Gate()
-    one = MemoryPartition(first, transport=found("s1:old@0", *names(2)))
-    async with one, beside(one, second, "s1:old@0", b"other") as two:
+    async with suspects(first, second) as (one, two):
         draining = asyncio.create_task(one.engine.drain(5.0))
         await one.settle()
         await one.advance(5_000)
@@ -120,8 +130,7 @@ async def test_what_a_drain_gives_up_is_waited_for_no_longer() -> None:
 async def test_a_fault_of_ours_at_the_end_of_a_run_does_not_keep_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its session ends, and another record may run alone."""
     first, second = Gate(), Gate()
-    one = MemoryPartition(first, transport=found("s1:old@0", *names(2)))
-    async with one, beside(one, second, "s1:old@0", b"other") as two:
+    async with suspects(first, second) as (one, two):
 
         def fail(*_: Any) -> None:
             raise ValueError("odd")
@@ -146,8 +155,7 @@ async def test_a_row_that_ends_in_a_drain_is_held_responsible_for_nothing() -> N
 async def test_a_record_that_runs_alone_does_so_until_its_cancelled_run_has_ended() -> None:
     """Its session is over; the handler takes its time."""
     first, second = Stubborn(), Gate()
-    one = MemoryPartition(first, transport=found("s1:old@0", *names(2)))
-    async with one, beside(one, second, "s1:old@0", b"other") as two:
+    async with suspects(first, second) as (one, two):
         one.lane.fail(RuntimeError("a fault of ours"))
         await one.settle()
         await two.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate, Refusing, failures, pass_time, serving
+from doubles import DLQ, MAIN, BankDownError, Gate, Refusing, failures, lose_the_end, pass_time, serving
 from suspected import found
 from test_beyond import noted
 from test_set_back import lose_end
@@ -199,9 +199,7 @@ async def ahead(order: Order = Order.NONE) -> MemoryLaneTransport:
         await pass_time(orders, 500, 100)
         transport = orders.transport
     assert noted(transport) == {1: False}
-    log = transport.broker.logs[MAIN]
-    del log.entries[1:]
-    log.end = 1
+    lose_the_end(transport, 1)
     transport.clock.advance(1)
     transport.append(MAIN, b"b", b"new")
     return transport
@@ -265,9 +263,7 @@ async def test_none_runs_after_the_newer_one_that_has_replaced_it() -> None:
         await gate.end(orders, b"old", BankDownError())
         await pass_time(orders, 500, 100)
         transport = orders.transport
-    log = transport.broker.logs[MAIN]
-    del log.entries[1:]
-    log.end = 1
+    lose_the_end(transport, 1)
     transport.clock.advance(1)
     for value in (b"first", b"second", b"newest"):
         transport.append(MAIN, b"a", value)
@@ -291,9 +287,7 @@ async def test_a_refusal_does_not_bring_back_what_was_noted_of_a_lost_record() -
             await gate.end(orders, value, BankDownError())
         await pass_time(orders, 500, 100)
         transport = orders.transport
-    log = transport.broker.logs[MAIN]
-    del log.entries[1:]
-    log.end = 1
+    lose_the_end(transport, 1)
     transport.clock.advance(1)
     transport.append(MAIN, None, b"new")
     async with serving(Gate(), POLICY, concurrency=1, max_in_flight=1, transport=transport) as (orders, gate):

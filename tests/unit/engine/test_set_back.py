@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import CONTROL, DLQ, MAIN, BankDownError, Gate, events_of, failures, pass_time, serving
+from doubles import CONTROL, DLQ, MAIN, BankDownError, Gate, events_of, failures, lose_the_end, pass_time, serving
 
 from retryapp.core import settled
 from retryapp.core.control import Command, Verb
@@ -50,9 +50,7 @@ async def test_a_record_that_waits_keeps_its_row_and_the_others_run_again(order:
 
 def lose_end(transport: MemoryLaneTransport) -> None:
     """Empty the main topic, as a broker does that has lost what the others had."""
-    log = transport.broker.logs[MAIN]
-    del log.entries[:]
-    log.end = 0
+    lose_the_end(transport, 0)
     transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
     transport.clock.advance(1)
 

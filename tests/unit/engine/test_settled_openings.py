@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, serving
+from doubles import MAIN, BankDownError, Gate, lose_the_end, serving
 from test_beyond import HUNG, looks, noted
 
 from retryapp.core.hops import Outgoing
@@ -14,16 +14,9 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Damage, Record
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing import MemoryPartition
 
 NEW = (b"new 2", b"new 3", b"new 4")
-
-
-def lose_the_end(transport: MemoryLaneTransport, end: int) -> None:
-    """Have the main topic end earlier, as after an election of a leader that lacks the last records."""
-    log = transport.broker.logs[MAIN]
-    del log.entries[end:]
-    log.end = end
 
 
 async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -> None:
