@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
 
@@ -105,7 +106,7 @@ def outages(rows: Iterable[Row], *, bin_ms: int, until_ms: int) -> list[Row]:
     for (group, main), ours in handlers.items():
         ours.sort(key=_bin)
         length_ms = _length(ours, bin_ms)
-        for hot, usual, is_followed in _islands(_intervals(ours, length_ms)):
+        for hot, usual, is_followed in _islands(_intervals(ours, length_ms), length_ms):
             begin_ms, end_ms = hot[0].begin_ms, hot[-1].begin_ms + length_ms
             inside = ours[bisect_left(ours, begin_ms, key=_bin) : bisect_left(ours, end_ms, key=_bin)]
             bad = [row for row in inside if row["fingerprint"]]
@@ -143,27 +144,34 @@ def _intervals(rows: Sequence[Row], length_ms: int) -> list[Interval]:
     return [Interval(begin_ms, ok, failed) for begin_ms, (ok, failed) in sorted(counts.items())]
 
 
-def _islands(intervals: Sequence[Interval]) -> Iterable[tuple[list[Interval], float, bool]]:
-    """Yield the intervals of each outage, the usual ratio before it, and whether calm ones followed."""
+def _islands(intervals: Sequence[Interval], length_ms: int) -> Iterable[tuple[list[Interval], float, bool]]:
+    """Yield the intervals of each outage, the usual ratio before it, and whether calm ones followed.
+
+    Nothing for ``LONGEST_MS`` ends one too.
+    """
     half = sorted(intervals, key=lambda each: each.ratio)[: (len(intervals) + 1) // 2]
     before = deque[Interval](maxlen=HISTORY)
-    hot, usual, calm = list[Interval](), 0.0, list[Interval]()
-    for each in intervals:
-        if not hot:
-            usual = _ratio(before if len(before) >= LEAST_HISTORY else half)
-        if _is_hot(each, usual):
-            hot.append(each)
-            calm = []
-            continue
-        calm.append(each)
-        if hot and len(calm) <= GAP:
-            continue
+    far_ms = length_ms + LONGEST_MS
+    silences = [n for n, (a, b) in enumerate(pairwise(intervals), 1) if b.begin_ms - a.begin_ms > far_ms]
+    for begin, end in pairwise([0, *silences, len(intervals)]):
+        hot, usual, calm = list[Interval](), 0.0, list[Interval]()
+        for each in intervals[begin:end]:
+            if not hot:
+                usual = _ratio(before if len(before) >= LEAST_HISTORY else half)
+            if _is_hot(each, usual):
+                hot.append(each)
+                calm = []
+                continue
+            calm.append(each)
+            if hot and len(calm) <= GAP:
+                continue
+            if sum(one.failed for one in hot) >= LEAST_FAILURES:
+                yield hot, usual, True
+            before.extend(calm)
+            hot, calm = [], []
         if sum(one.failed for one in hot) >= LEAST_FAILURES:
-            yield hot, usual, True
+            yield hot, usual, False
         before.extend(calm)
-        hot, calm = [], []
-    if sum(one.failed for one in hot) >= LEAST_FAILURES:
-        yield hot, usual, False
 
 
 def _ratio(intervals: Iterable[Interval]) -> float:

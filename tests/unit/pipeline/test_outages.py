@@ -74,6 +74,18 @@ def test_two_outages_with_a_calm_time_between_are_two() -> None:
     assert [(row["from_ms"] - NOON_MS) // MINUTE_MS for row in found] == [60, 30]
 
 
+@pytest.mark.parametrize(("silent_minutes", "count"), [(15, 1), (16, 2), (240, 2)])
+def test_silence_ends_an_outage_as_calm_does(silent_minutes: int, count: int) -> None:
+    """Nothing for a quarter of an hour: between two bad nights nobody knows how the day would have been."""
+    begin = 65 + silent_minutes
+    rows = history(begin + 30, range(60, 65), range(begin, begin + 5))
+    rows = [row for row in rows if not 65 <= (row["bin_ms"] - NOON_MS) // MINUTE_MS < begin]
+    found = outages(rows, bin_ms=MINUTE_MS, until_ms=NOON_MS + (begin + 30) * MINUTE_MS)
+    assert [(row["from_ms"] - NOON_MS) // MINUTE_MS for row in found] == [begin, 60][-count:]
+    assert sum(row["records"] for row in found) == 10 * 90
+    assert all(row["is_over"] for row in found)
+
+
 def test_few_deliveries_are_looked_at_over_a_longer_time() -> None:
     """One a second says little; eight seconds of hundreds are an outage of eight seconds."""
     rare = history(240, range(60, 90), each=5)
