@@ -161,6 +161,16 @@ def test_the_course_of_causes(tables: Tables) -> None:
     assert told(later, *names) == [(NOON_MS + MINUTE_MS, 1_000, None, 2)]
 
 
+@pytest.mark.parametrize("wrong_ms", [0, 253_402_300_000_000])
+def test_a_clock_that_was_wrong_does_not_stretch_the_course(wrong_ms: int) -> None:
+    """A failure in 1970 or in the year 9999: the intervals are those of the others, and it has none."""
+    times_ms = (NOON_MS, NOON_MS + MINUTE_MS, NOON_MS + 70 * MINUTE_MS, wrong_ms)
+    rows = [{"fingerprint": "f1", "bin_ms": at_ms, "records": 3} for at_ms in times_ms]
+    found = causes.timeline(rows, ["f1"], bin_ms=1_000)
+    assert {row["length_ms"] for row in found} == {MINUTE_MS}
+    assert sum(row["failures"] for row in found) == 9
+
+
 def test_a_window_is_compared_with_the_one_before(tables: Tables) -> None:
     """What only failed before it is there, with 0 since; first seen is of all times."""
     names = ("fingerprint", "failures", "records", "before", "first_seen_ms")

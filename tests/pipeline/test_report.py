@@ -225,6 +225,14 @@ def test_a_cause_that_came_back_has_the_colour_that_the_facts_gave_it() -> None:
     assert all(f"var(--c{number})" in picture for number in range(1, 6))
 
 
+def test_failures_that_are_not_drawn_are_counted() -> None:
+    """The time line leaves out what a wrong clock dated years away."""
+    whole = facts()
+    drawn = sum(row["failures"] for row in whole["timeline"])
+    pages = [to_page(facts(in_all={**whole["in_all"], "failures": drawn + more})) for more in (0, 1_200)]
+    assert ["1,200 failed attempts are not drawn" in page for page in pages] == [False, True]
+
+
 def test_a_chart_has_a_bar_for_each_cause() -> None:
     """Rows of one cause, for each reason, are one bar and one colour, whatever else has its name."""
     shown = facts()
@@ -270,7 +278,7 @@ def test_keys_beyond_those_shown_are_not_denied() -> None:
     (entry,) = [entry for entry in facts()["todo"] if "Keys with" in entry["title"]]
     assert entry["text"].startswith("3 keys have")
     assert entry["command"] == "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
-    many = facts(in_all={"causes": 31, "outages": 2, "funnel": 4, "offenders": 1_400, "deadly_keys": 784})
+    many = facts(in_all={**facts()["in_all"], "offenders": 1_400, "deadly_keys": 784})
     assert next(e["text"] for e in many["todo"] if "Keys with" in e["title"]).startswith("784 keys have")
 
 

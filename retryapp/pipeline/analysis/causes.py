@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -15,6 +17,7 @@ from retryapp.pipeline.analysis.rollup import fitting_length
 EXAMPLES: Final = 3
 MOST_CAUSES: Final = 1_000  # the worst are named
 INTERVALS: Final = 72
+FAR_MS: Final = 31_622_400_000  # 366 days without a failure
 REPEATS: Final = 2  # records of a key that failed, from which it is an offender
 SHOWN: Final = 20
 _BY: Final = ("group", "main", "fingerprint", "reason")
@@ -64,15 +67,19 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
 def timeline(rows: Iterable[Row], named: Collection[str], *, bin_ms: int, since_ms: int | None = None) -> list[Row]:
     """Return failed attempts by interval and cause (None: all that are not ``named``), in at most ``INTERVALS``.
 
-    ``rows`` are those of ``outages.by_interval``.
+    ``rows`` are those of ``outages.by_interval``. Where nothing failed for ``FAR_MS``, only the part with most failures
+    is returned: one clock that was wrong would make one interval of all others.
     """
     failed = [row for row in rows if row["fingerprint"] and (since_ms is None or row["bin_ms"] >= since_ms)]
     if not failed:
         return []
-    places = [row["bin_ms"] for row in failed]
-    length_ms = max(bin_ms, fitting_length(max(places) + bin_ms - min(places), INTERVALS - 1))
+    failed.sort(key=itemgetter("bin_ms"))
+    breaks = [n for n, (a, b) in enumerate(pairwise(failed), 1) if b["bin_ms"] - a["bin_ms"] > FAR_MS]
+    parts = [failed[begin:end] for begin, end in pairwise([0, *breaks, len(failed)])]
+    shown = max(parts, key=lambda part: sum(row["records"] for row in part))
+    length_ms = max(bin_ms, fitting_length(shown[-1]["bin_ms"] + bin_ms - shown[0]["bin_ms"], INTERVALS - 1))
     counts: dict[tuple[int, str | None], int] = defaultdict(int)
-    for row in failed:
+    for row in shown:
         cause = row["fingerprint"] if row["fingerprint"] in named else None
         counts[row["bin_ms"] - row["bin_ms"] % length_ms, cause] += row["records"]
     names = ("from_ms", "fingerprint", "length_ms", "failures")

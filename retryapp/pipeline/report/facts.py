@@ -89,6 +89,9 @@ def collect(
         "in_all": {
             "causes": len(every), "outages": len(bursts), "funnel": len(funnel),
             "offenders": result["offenders"]["keys"], "deadly_keys": result["offenders"]["deadly"],
+            "failures": sum(
+                row["records"] for row in attempts if row["fingerprint"] and row["bin_ms"] >= (begin_ms or 0)
+            ),
         },
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
