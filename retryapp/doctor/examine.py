@@ -32,7 +32,7 @@ from retryapp.kafka import (
     Positions,
     TopicState,
     find_handlers,
-    first_ms,
+    first_times,
     fold_changelog,
     plan_topics,
     reach,
@@ -195,12 +195,10 @@ class _Cluster:
         if retention_ms is None or not unread:
             return
         young = self._positions().at_time([(main, number) for number in unread], now_ms - retention_ms // 2)
-        ages_ms = {}
-        for number, offsets in unread.items():
-            at = young[main, number]
-            place = main, number, offsets.start, offsets.stop if at is None else at
-            if (since_ms := first_ms(self.subject.connection, *place)) is not None:
-                ages_ms[number] = max(0, now_ms - since_ms)
+        stops = {number: young[main, number] for number in unread}
+        old = {n: range(at.start, at.stop if (stop := stops[n]) is None else stop) for n, at in unread.items()}
+        times = first_times(self.subject.connection, main, old)
+        ages_ms = {number: max(0, now_ms - since_ms) for number, since_ms in times.items()}
         if ages_ms:
             yield judge_unread(main, ages_ms, retention_ms)
 

@@ -6,7 +6,7 @@ from retryapp.kafka.discovery import GroupMissingError, dead_letter_topics, find
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError, LoginRefusedError
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import Positions
-from retryapp.kafka.reader import first_ms, fold_changelog, read_keys, read_offsets, read_record, read_topic
+from retryapp.kafka.reader import first_times, fold_changelog, read_keys, read_offsets, read_record, read_topic
 
 __all__ = [
     "AccessDeniedError",
@@ -26,7 +26,7 @@ __all__ = [
     "dead_letter_topics",
     "ensure_topics",
     "find_handlers",
-    "first_ms",
+    "first_times",
     "fold_changelog",
     "grow_topics",
     "plan_topics",

@@ -15,7 +15,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin, Place
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.positions import Positions
-from retryapp.kafka.reader import first_ms, fold_changelog
+from retryapp.kafka.reader import first_times, fold_changelog
 
 LOOK_S: Final = 1.0
 """Pause between two looks; after one that took longer, as long as that: each reads the whole changelog."""
@@ -74,11 +74,11 @@ def _old(admin: KafkaAdmin, topology: HandlerTopology) -> list[Place]:
 
 
 def _left(positions: Positions, topology: HandlerTopology, ends: dict[Place, int]) -> Iterator[Behind]:
-    begins, unread = positions.begins(ends), 0
-    for place, offset in positions.group_offsets(topology.group, ends).items():  # a row is there before its offset
-        start = begins[place] if offset is None else offset
-        has_records = first_ms(positions.connection, *place, start, ends[place]) is not None
-        unread += ends[place] - start if has_records else 0
+    begins = positions.begins(ends)
+    offsets = positions.group_offsets(topology.group, ends)  # a row is there before its offset
+    starts = {place: begins[place] if offset is None else offset for place, offset in offsets.items()}
+    ranges = {number: range(start, ends[main, number]) for (main, number), start in starts.items()}
+    unread = sum(len(ranges[number]) for number in first_times(positions.connection, topology.main, ranges))
     rows = fold_changelog(positions.connection, topology.pending_changelog, lambda key, _row: row_key(0, key))
     keys = map(parse_row_key, rows.values())
     waiting = sum(key.origin_offset < ends.get((topology.main, key.partition), 0) for key in keys)

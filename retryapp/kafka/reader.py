@@ -71,7 +71,14 @@ def read_keys(connection: KafkaConnection, topic: str) -> Iterator[tuple[bytes |
     return _read(connection, topic, lambda message: (message.key(), message.timestamp()[1]), {})
 
 
-def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], T], bounds: Bounds) -> Iterator[T]:
+def _read(
+    connection: KafkaConnection,
+    topic: str,
+    convert: Callable[[Message], T],
+    bounds: Bounds,
+    *,
+    first_only: bool = False,
+) -> Iterator[T]:
     ranges = KafkaAdmin(connection).offsets(topic, bounds.get("partitions"))
     todo: dict[int, int] = {}
     places = []
@@ -86,7 +93,7 @@ def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], 
     consumer = _consumer(connection)
     try:
         consumer.assign(places)
-        yield from _drain(consumer, connection, topic, todo, convert)
+        yield from _drain(consumer, connection, topic, todo, convert, first_only=first_only)
     finally:
         consumer.close()
 
@@ -123,15 +130,16 @@ def read_record(connection: KafkaConnection, topic: str, partition: int, offset:
     return next((record for record in found if record.offset == offset), None)
 
 
-def first_ms(connection: KafkaConnection, topic: str, partition: int, start: int, stop: int) -> int | None:
-    """Return the timestamp of the first committed record between two offsets; None: there is none.
+def first_times(connection: KafkaConnection, topic: str, ranges: Mapping[int, range]) -> dict[int, int]:
+    """Return the timestamp in ms of the first committed record in a range of offsets, by partition that has one.
 
     The end of a transaction has an offset, too, and is no record.
     """
-    if start >= stop:
-        return None
-    found = read_offsets(connection, topic, partitions=[partition], start={partition: start}, stop={partition: stop})
-    return next((timestamp_ms for _, _, timestamp_ms, _ in found), None)
+    wanted = {number: offsets for number, offsets in ranges.items() if offsets}
+    start = {number: offsets.start for number, offsets in wanted.items()}
+    stop = {number: offsets.stop for number, offsets in wanted.items()}
+    found = _read(connection, topic, _place, {"partitions": wanted, "start": start, "stop": stop}, first_only=True)
+    return {number: timestamp_ms for number, _, timestamp_ms in found} if wanted else {}
 
 
 def fold_changelog(
@@ -174,6 +182,8 @@ def _drain(
     topic: str,
     todo: dict[int, int],
     convert: Callable[[Message], T],
+    *,
+    first_only: bool,
 ) -> Iterator[T]:
     silent_s = 0.0
     hints: list[str] = []
@@ -196,7 +206,7 @@ def _drain(
                 continue
             if error is None and offset < todo[number]:
                 yield convert(message)
-            if offset >= todo[number] - (1 if error is None else 0):
+            if offset >= todo[number] - (1 if error is None else 0) or (first_only and error is None):
                 del todo[number]
                 consumer.incremental_unassign([TopicPartition(topic, number)])
 

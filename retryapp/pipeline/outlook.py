@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from retryapp.kafka import KafkaAdmin, Positions, first_ms
+from retryapp.kafka import KafkaAdmin, Positions, first_times
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, look_up
 from retryapp.pipeline.sources import retention_of
@@ -47,8 +47,8 @@ def find_outlook(lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutloo
     for life in (*look.lives, *(life for topic, life in ended.items() if topic not in present)):
         places = [place for place in positions if place[0] == life.topic]
         gaps = [gap for gap in look.gaps if gap.life.topic == life.topic]
-        firsts = (first_ms(admin.connection, *place, positions[place], ends[place]) for place in places)
-        oldest_ms = min((first for first in firsts if first is not None), default=None)
+        unread = {place[1]: range(positions[place], ends[place]) for place in places}
+        oldest_ms = min(first_times(admin.connection, life.topic, unread).values(), default=None)
         kept_ms = retention_ms.get(life.topic)
         found.append(
             TopicOutlook(

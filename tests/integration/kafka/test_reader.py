@@ -6,11 +6,12 @@ import threading
 import time
 from contextlib import closing
 from itertools import islice
+from unittest.mock import patch
 
 from confluent_kafka import TopicPartition
 from samples import removal, waiting_row
 
-from retryapp.kafka import fold_changelog, read_record, read_topic
+from retryapp.kafka import first_times, fold_changelog, read_record, read_topic, reader
 from retryapp.kafka.reader import follow_topic
 
 
@@ -58,6 +59,21 @@ def test_one_record_by_its_offset(connection, make_topic, transact):
     assert found is not None
     assert found.value == b"b"
     assert [read_record(connection, topic, 0, offset) for offset in (2, 3, 4, 99)] == [None] * 4
+
+
+def test_when_the_first_record_of_each_range_came(connection, make_topic, transact):
+    """Aborted records and marks are none; one consumer looks at all partitions, and none where there is nothing."""
+    topic = make_topic(4)
+    transact(topic, 0, [b"a", b"b"])
+    transact(topic, 1, [b"lost"], end="abort")
+    transact(topic, 2, [b"0", b"1", b"2"])
+    transact(topic, 3, [b"c"])
+    ranges = {0: range(0, 3), 1: range(0, 2), 2: range(1, 4), 3: range(1, 1)}
+    came_ms = {(each.partition, each.offset): each.timestamp_ms for each in read_topic(connection, topic)}
+    with patch.object(reader, "_consumer", wraps=reader._consumer) as opened:
+        assert first_times(connection, topic, ranges) == {0: came_ms[0, 0], 2: came_ms[2, 1]}
+        assert first_times(connection, topic, {3: range(0)}) == {}
+    assert opened.call_count == 1
 
 
 def test_the_changelog_adds_up(connection, make_topic, publish):
