@@ -97,13 +97,13 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
         connection = connect(place.broker, place.client_config)
     else:
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
-    admin, topology = reach(connection), HandlerTopology(group=group, main=origin.topic)
-    if origin.topic not in declared and not {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
+    names, topology = set(reach(connection).topic_names()), HandlerTopology(group=group, main=origin.topic)
+    if origin.topic not in declared and not {topology.dlq, topology.pending_changelog} & names:
         raise click.UsageError(
             f"{failure}: group {group} has no handler of topic {origin.topic} on {connection.bootstrap}. Correct the "
             "failure id, or --broker"
         )
-    return connection, topology, origin
+    return connection, with_dead_letters(topology, names), origin
 
 
 def _read_client_config(path: Path) -> Mapping[str, str]:

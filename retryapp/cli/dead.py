@@ -134,7 +134,12 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
     now_ms = SystemClock().wall_ms()
     none = "no dead letters" if (partition, wanted) == (None, None) else "no dead letters that fit"
     text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none)
-    emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
+    lacking = [] if place.app_spec is not None else [each.dlq for each in topologies if each.drop]
+    text += "".join(
+        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or somebody has deleted it"
+        for name in lacking
+    )
+    emit({"now_ms": now_ms, **found._asdict(), "missing_topics": lacking}, text, as_json=as_json)
     return ExitCode.FINE
 
 
@@ -162,7 +167,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     if found is None:
         text = (
             "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
-            "(dead_letters='drop'), or its letter was deleted by retention"
+            "(dead_letters='drop'), or its letter was deleted: by retention, or with its topic"
         )
         return show_missing(failure_id, text, raw=raw, as_json=as_json)
     record, mark = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from retryapp.core.errors import EnvironmentFault
+from retryapp.core.errors import EnvironmentFault, TopicMissingError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
@@ -45,10 +45,11 @@ def dead_letter_topics(admin: KafkaAdmin, topology: HandlerTopology) -> Sequence
 
     Raises:
         AccessDeniedError: the brokers may hide one from this login, which lists as if there were none.
+        TopicMissingError: the handler has one, and it is not there: what is dead is unknown, and not nothing.
     """
     names = admin.topic_names()
-    if topology.dlq not in names:
-        admin.describe_topics([topology.dlq])
+    if topology.dlq not in names and not admin.describe_topics([topology.dlq]) and not topology.drop:
+        raise TopicMissingError(topology.dlq, admin.connection.bootstrap)
     return with_dead_letters(topology, names).dlqs
 
 

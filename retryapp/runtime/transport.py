@@ -16,10 +16,13 @@ import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     IllegalGenerationError,
     IllegalOperation,
     KafkaError,
     NoError,
+    NotCoordinatorError,
     RebalanceInProgressError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
@@ -63,6 +66,17 @@ _RETRY_BACKOFF_MS = 10
 """Until a transaction's markers are written the broker refuses the next one (KIP-890): with the client's 100 ms each
 hand-off would take that long."""
 _MAX_AGE_MS = CHANGELOG_DELETE_RETENTION_MS // 2  # a store unused for longer may hold rows whose tombstones are gone
+
+
+class CoordinatorAwayError(EnvironmentFault):
+    """The broker that keeps a group has just started, or handed the group on. Operator action: none."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(
+            f"no broker answers for group {group} now: the one that kept it has just started, or stops and hands it "
+            f"on to another. The lane opens by itself"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +137,10 @@ class KafkaTransport(LaneProtocol):
             return error
 
         asked_s = counted_s()
-        standing = standing_of(await self.consumer.in_thread(beat))
+        try:
+            standing = standing_of(await self.consumer.in_thread(beat))
+        except (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError) as exc:
+            raise CoordinatorAwayError(self.place.group) from exc
         if standing is not Standing.GONE:
             self.consumer.heard(asked_s)
         return standing

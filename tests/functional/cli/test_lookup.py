@@ -109,6 +109,17 @@ def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):
         assert retryapp("dead", "show", *shop.place, identity).code == 1
 
 
+def test_without_their_topic_dead_letters_are_not_said_to_be_none(retryapp, shop):
+    """From outside a handler that keeps none looks like one whose topic was deleted: both are named."""
+    shop.operator.delete_topic(letters := shop.topology.dlq)
+    assert retryapp("dead", "list", *shop.place, "--json").json["missing_topics"] == [letters]
+    assert f"\n{letters} is not there: its handler keeps no dead letters" in retryapp("dead", "list", *shop.place).out
+    assert (
+        "was deleted: by retention, or with its topic"
+        in retryapp("dead", "show", *shop.place, shop.failure_id(0, 1)).out
+    )
+
+
 def test_a_damaged_row_is_listed_and_not_a_failure(retryapp, shop):
     """It is due at once, and shows what the key says and what is wrong."""
     shop.put(0, 3, b"\x09junk")

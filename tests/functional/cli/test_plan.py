@@ -38,6 +38,12 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module, bootstrap):
     assert retryapp("dead", "list", "-A", module, "--topic", f"orders-{module}").out.strip() == "no dead letters"
     assert retryapp("dead", "list", "-A", module, "--topic", "other").code == 2
 
+    (letters,) = (topic for topic in made.json["created"] if topic.endswith(".dlq"))
+    Operator(bootstrap).delete_topic(letters)
+    for words in ("dead list", "causes"):  # they showed that nothing is dead
+        gone = retryapp(*words.split(), "-A", module, "--json")
+        assert (gone.code, gone.json["error"]["type"]) == (3, "TopicMissingError"), (words, gone)
+
 
 def test_what_a_handler_publishes_to_is_created_on_request_and_may_come_later(retryapp, module, bootstrap, tmp_path):
     """As main topics are; else ours are there all the same, and the missing one is a finding with the commands."""

@@ -13,13 +13,15 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import (
     ConcurrentTransactions,
+    CoordinatorLoadInProgressError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderForPartitionError,
     TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
 )
 
-from retryapp.core.lane_errors import MarkersLateError
+from retryapp.core.lane_errors import MarkersLateError, TopicGoneError
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.runtime.clients.lifecycle import (
@@ -147,18 +149,45 @@ async def test_records_of_a_transaction_that_has_not_begun_are_never_sent(
     assert len(sent) == (0 if guarded else 1)
 
 
-async def test_a_transaction_is_given_up_whose_former_one_does_not_end(producer: Any, refuse: Any, time: Time) -> None:
-    """Before the lane's own deadline, whose error would not say what it waited for."""
+@pytest.mark.parametrize(
+    ("refusal", "after_s", "error", "text"),
+    [
+        (
+            ConcurrentTransactions,
+            MARKERS_LATE_S,
+            MarkersLateError,
+            r"lane app\.orders\.0: .* no leader, or too few copies",
+        ),
+        (UnknownTopicOrPartitionError, REFUSED_S, TopicGoneError, "topic orders is not there"),
+    ],
+)
+async def test_a_transaction_is_given_up_that_cannot_begin(
+    producer: Any, refuse: Any, time: Time, refusal: Any, after_s: float, error: type[Exception], text: str
+) -> None:
+    """Its former one does not end, or a topic is gone; before a deadline whose error would not say which."""
     begin_promptly(producer)
-    refuse(ConcurrentTransactions)
+    refuse(refusal)
     producer._txn_manager.begin_transaction()
     over = producer._txn_manager.wait_for_transaction_end()
-    for passed_s in (0.0, MARKERS_LATE_S, 0.1):
+    for passed_s in (0.0, after_s, 0.1):
         assert not over.done()
         time.now_s += passed_s
         await producer._sender._do_add_partitions_to_txn({TP})
-    with pytest.raises(MarkersLateError, match=r"lane app\.orders\.0: .* no leader, or too few copies in sync"):
+    with pytest.raises(error, match=text):
         over.result()
+
+
+async def test_a_topic_that_comes_back_ends_the_wait_for_it(producer: Any, refuse: Any, time: Time) -> None:
+    """Two short absences are no long one."""
+    begin_promptly(producer)
+    producer._txn_manager.begin_transaction()
+    over = producer._txn_manager.wait_for_transaction_end()
+    for answer in (UnknownTopicOrPartitionError, CoordinatorLoadInProgressError, UnknownTopicOrPartitionError):
+        refuse(answer)
+        await producer._sender._do_add_partitions_to_txn({TP})
+        time.now_s += REFUSED_S
+    await producer._sender._do_add_partitions_to_txn({TP})
+    assert not over.done()
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import (
+    CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
     IllegalGenerationError,
     IllegalOperation,
     KafkaError,
     MessageSizeTooLargeError,
+    NotCoordinatorError,
     NotEnoughReplicasError,
     ProducerFenced,
     RebalanceInProgressError,
@@ -31,7 +34,7 @@ from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.clients.batches import DENIED
-from retryapp.runtime.transport import KafkaTransport
+from retryapp.runtime.transport import CoordinatorAwayError, KafkaTransport
 from retryapp.testing import MemoryDestinations
 
 # -- opening ----------------------------------------------------------------------------------------------------------
@@ -51,7 +54,10 @@ async def test_a_lane_proves_the_membership_of_its_own_assignment(lane: KafkaTra
         (UnknownMemberIdError, NotMemberError),
         (IllegalGenerationError, NotMemberError),
         (RebalanceInProgressError, RebalancingError),
-        (CoordinatorNotAvailableError, CoordinatorNotAvailableError),
+        (CoordinatorLoadInProgressError, CoordinatorAwayError),
+        (CoordinatorNotAvailableError, CoordinatorAwayError),
+        (NotCoordinatorError, CoordinatorAwayError),
+        (GroupAuthorizationFailedError, GroupAuthorizationFailedError),
     ],
 )
 async def test_what_the_coordinator_answers_decides(
@@ -59,8 +65,10 @@ async def test_what_the_coordinator_answers_decides(
 ) -> None:
     """Who is no member must not open and waits for an assignment; with other errors the lane tries again."""
     kafka.answer = answer
-    with pytest.raises(raised):
+    with pytest.raises(raised) as caught:
         await lane.prove()
+    in_words = str(caught.value).startswith("no broker answers for group app now")
+    assert in_words == (raised is CoordinatorAwayError), "an error's number names no group and no remedy"
     assert bool(kafka.heard_s) == (raised is RebalancingError), "who is to join again is a member still"
 
 
