@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import faust
@@ -126,6 +127,8 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
         ("redelivery", "topic", "one of direct, main"),
         ("value", "json", "dict for JSON"),
         ("value", 5, ""),
+        ("value", None, "a type; bytes gives values as they are"),
+        ("value", json.loads, "a type; "),
         ("value", PlainOrder, ""),
         ("value", FaustOrder, ""),
     ],
@@ -182,6 +185,8 @@ async def test_a_command_that_lacks_something_says_what(retries: Retries, at: An
     with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
         await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
     assert "pydantic" not in str(raised.value)
+    with pytest.raises(InvalidSettingError, match="setting failure_id=None: expected the text of a failure id"):
+        await retries.command("cancel", None)  # type: ignore[arg-type]  # as of a header that is not there
     with pytest.raises(InvalidSettingError, match=r"'retry_now': expected one of retry-now, reschedule"):
         await retries.command("retry_now", "app/orders@kq8G0bTz/3/1042")
 
