@@ -22,6 +22,7 @@ from retryapp.core.errors import (
 )
 from retryapp.core.jobs import HandlerVerb, LetterFilter
 from retryapp.engine.handler.handler import HandlerSignatureError
+from retryapp.kafka import Plan
 from retryapp.lookup.handler_jobs import JobPreview
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview
@@ -67,6 +68,14 @@ async def test_a_second_handler_of_a_topic_is_refused(retries: Retries) -> None:
     assert (raised.value.topic, raised.value.group) == ("orders", "app")
     assert (raised.value.first.split(".")[-1], raised.value.second.split(".")[-1]) == ("charge", "refund")
     assert len(retries.handlers) == 1
+
+
+async def test_a_handler_that_is_declared_once_the_worker_has_begun_is_refused(retries: Retries) -> None:
+    """It was taken, and nothing ever read its topic: topics are made and read from the start on."""
+    retries._runtime.plan = Plan(steps=(), brokers=1, bootstrap="127.0.0.1:1")
+    with pytest.raises(InvalidSettingError, match=r"topic='refunds': .*handler .*refund declared before the worker"):
+        retries.handler("refunds", policy=POLICY)(refund)
+    assert [handler.main for handler in retries.handlers] == ["orders"]
 
 
 async def test_an_agent_is_no_handler(retries: Retries) -> None:
