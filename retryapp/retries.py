@@ -320,7 +320,7 @@ class Retries:
                 mask=None if self._mask == UNMASKED else self._mask,
                 **settings,
             )
-            _check_annotation(handler)
+            _check_value(handler)
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
             self._runtime.serve(handler)
@@ -365,6 +365,7 @@ class Retries:
             EnvironmentFault: no worker has made the topics yet, there is no such partition, or a right is missing.
         """
         check_word("verb", verb, Verb)
+        check_kind("failure_id", failure_id, str, "the text of a failure id, or of a token")
         if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
@@ -452,13 +453,16 @@ class Retries:
         return self._runtime.options.plan
 
 
-def _check_annotation(handler: Handler) -> None:
-    """Refuse a function that says it takes another class than `value=` makes: each record would use up its attempts.
+def _check_value(handler: Handler) -> None:
+    """Refuse what pydantic takes for a type and no value is of, and a function that says it takes another class.
 
-    Only where both are sure: annotations may be anything, pydantic makes other things of some types, and a decorator
-    may hand on what it has made of the value.
+    Each record would be dead, or use up its attempts. The latter only where both classes are sure: annotations may be
+    anything, pydantic makes other things of some types, and a decorator may hand on what it has made of the value.
     """
     made = handler.value_type
+    if made is None or inspect.isroutine(made):
+        problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
+        raise InvalidSettingError("value", made, problem)
     if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
         return
     if hasattr(body_of(handler.function), "__wrapped__"):

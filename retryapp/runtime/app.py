@@ -165,7 +165,11 @@ class Runtime(Ownership):
 
         Raises:
             DuplicateHandlerError: its main topic has one already.
+            InvalidSettingError: the worker has begun, and this handler's topics were not made.
         """
+        if self.plan is not None:
+            expected = f"handler {handler.name} declared before the worker starts: import its module with the app's"
+            raise InvalidSettingError("topic", handler.main, f"expected {expected}")
         known = self.served.get(handler.main)
         if known is not None:
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -350,6 +350,21 @@ class MemoryLaneTransport(MemoryLane):
         finally:
             self.released = None
             await super().close()
+
+
+def check_sendable(values: Iterable[object], key: object, headers: Iterable[tuple[str, bytes | None]]) -> Headers:
+    """Return the headers of records that a producer could send; raise `TypeError` for what no topic can hold."""
+    if isinstance(headers, Mapping):
+        raise TypeError("headers: expected pairs of a name and bytes, as [('event-id', b'7')], got a mapping")
+    pairs = tuple((name, value) for name, value in headers)  # once: it may be an iterator
+    for name, _ in pairs:
+        if not isinstance(name, str):
+            raise TypeError(f"header {name!r}: expected its name as text")
+    parts = [*((f"value {at}", value) for at, value in enumerate(values, 1)), ("key", key)]
+    for part, given in [*parts, *((f"header {name}", value) for name, value in pairs)]:
+        if given is not None and not isinstance(given, bytes):
+            raise TypeError(f"{part}: expected bytes or None, as on a topic, got {given!r}")
+    return pairs
 
 
 def _answer(answer: asyncio.Future[Any], effect: Callable[[], Any]) -> None:

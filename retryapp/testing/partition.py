@@ -1,8 +1,7 @@
 """One partition of one handler: the engine's own code on memory topics, in virtual time.
 
 `of` takes the handler from its declaration. `send` puts records on the main topic; the partition delivers, retries and
-dead-letters them exactly as a worker would;
-`advance` lets time pass.
+dead-letters them exactly as a worker would; `advance` lets time pass.
 
 Leaving the block kills the worker. What is in Kafka and on its disk is in the transport, and a new worker can continue
 with that::
@@ -20,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from retryapp.core.checks import check_word
+from pydantic import ValidationError
+
+from retryapp.core.checks import check_word, problem_text
 from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.durations import duration_text
 from retryapp.core.errors import InvalidSettingError
@@ -34,7 +35,7 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Headers, Origin, Record, failure_id
+from retryapp.core.record import Origin, Record, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pace import Pace
@@ -51,7 +52,7 @@ from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock, only_time_wakes
 from retryapp.testing.destinations import BesideMain, MemoryDestinations
 from retryapp.testing.endless import Endless
-from retryapp.testing.lane import MemoryLaneTransport
+from retryapp.testing.lane import MemoryLaneTransport, check_sendable
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.script import Script
 from retryapp.testing.tables import MemoryPendingTable
@@ -256,20 +257,19 @@ class MemoryPartition:
 
     # -- what a test does -----------------------------------------------------------------------------------------
 
-    async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
+    async def send(
+        self, *values: bytes | None, key: bytes | None = None, headers: Iterable[tuple[str, bytes | None]] = ()
+    ) -> None:
         """Put records on the main topic and process what is due.
 
         Raises:
             TypeError: something is not bytes: a handler under test would see what no topic can hold.
             RuntimeError: the partition was not started, so nothing would be processed.
         """
-        _check_bytes(*((f"value {at + 1}", value) for at, value in enumerate(values)), ("key", key))
-        if isinstance(headers, Mapping):
-            raise TypeError("headers: expected pairs of a name and bytes, as [('event-id', b'7')], got a mapping")
-        _check_bytes(*((f"header {name}", value) for name, value in headers))
+        sendable = check_sendable(values, key, headers)
         self._check_started()
         for value in values:
-            self.transport.append(self._site.main, key, value, tuple(headers))
+            self.transport.append(self._site.main, key, value, sendable)
         await self.settle()
 
     async def command(self, verb: str, record: int | str, **more: Any) -> dict[str, Any]:
@@ -282,13 +282,19 @@ class MemoryPartition:
 
         Raises:
             AssertionError: there is no outcome, as while the partition does not run.
-            InvalidSettingError: there is no such verb.
+            InvalidSettingError: there is no such verb, or it takes no such field.
         """
         check_word("verb", verb, Verb)
+        if others := more.keys() - Command.model_fields:
+            raise InvalidSettingError(others.pop(), more, f"expected only {', '.join(Command.model_fields)}")
         topology, number = self.handler.topology, next(_COMMANDS)
         place = topology.main, self.engine.context.topic_id, self._site.partition
         name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))
-        return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), **named_by(name), **more))
+        try:
+            command = Command(id=f"test-{number}", verb=Verb(verb), **named_by(name), **more)
+        except ValidationError as error:
+            raise InvalidSettingError("command", f"{verb} {name}", problem_text(error)) from error
+        return await self.obey(command)
 
     async def obey(self, command: AnyCommand) -> dict[str, Any]:
         """Send a command, also one about a job or the handler; return its outcome, as `command` does."""
@@ -303,7 +309,9 @@ class MemoryPartition:
         return found[-1]
 
     async def advance(self, ms: int) -> None:
-        """Let time pass in one step, and process what is due."""
+        """Let time pass in one step, and process what is due; TypeError for a part of a millisecond."""
+        if not isinstance(ms, int):  # rows and headers hold whole ones: what fails then would be dead as `damaged`
+            raise TypeError(f"ms: expected whole milliseconds, got {ms!r}")
         self._check_started()
         self.clock.advance(ms)
         await self.settle()
@@ -490,9 +498,3 @@ class MemoryPartition:
                 self.lane.fail(exc)
         elif not found:
             self.engine.reach(tp, position)  # past the marks of transactions
-
-
-def _check_bytes(*given: tuple[str, object]) -> None:
-    for name, value in given:
-        if value is not None and not isinstance(value, bytes):
-            raise TypeError(f"{name}: expected bytes or None, as on a topic, got {value!r}")

@@ -42,10 +42,11 @@ class Script:
 
     def __init__(self, *steps: str | BaseException | type[BaseException], then: HandlerFunction | None = None) -> None:
         for step in steps:
-            if isinstance(step, str) and step not in ("fail", "hang", "reject", "ok") and not step.startswith("later "):
+            made: object = step() if isinstance(step, type) else step  # one that needs arguments fails here
+            if isinstance(made, str) and made.startswith("later "):
+                parse_duration_ms(made.removeprefix("later "))
+            elif not isinstance(made, BaseException) and made not in ("fail", "hang", "reject", "ok"):
                 raise ValueError(f"expected fail, hang, reject, ok, 'later 90s' or an exception, got {step!r}")
-            if isinstance(step, str) and step.startswith("later "):
-                parse_duration_ms(step.removeprefix("later "))
         self.calls: list[Seen] = []
         """All calls, in the order of their ends."""
         self._steps = steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import faust
@@ -21,6 +22,7 @@ from retryapp.core.errors import (
 )
 from retryapp.core.jobs import HandlerVerb, LetterFilter
 from retryapp.engine.handler.handler import HandlerSignatureError
+from retryapp.kafka import Plan
 from retryapp.lookup.handler_jobs import JobPreview
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview
@@ -66,6 +68,14 @@ async def test_a_second_handler_of_a_topic_is_refused(retries: Retries) -> None:
     assert (raised.value.topic, raised.value.group) == ("orders", "app")
     assert (raised.value.first.split(".")[-1], raised.value.second.split(".")[-1]) == ("charge", "refund")
     assert len(retries.handlers) == 1
+
+
+async def test_a_handler_that_is_declared_once_the_worker_has_begun_is_refused(retries: Retries) -> None:
+    """It was taken, and nothing ever read its topic: topics are made and read from the start on."""
+    retries._runtime.plan = Plan(steps=(), brokers=1, bootstrap="127.0.0.1:1")
+    with pytest.raises(InvalidSettingError, match=r"topic='refunds': .*handler .*refund declared before the worker"):
+        retries.handler("refunds", policy=POLICY)(refund)
+    assert [handler.main for handler in retries.handlers] == ["orders"]
 
 
 async def test_an_agent_is_no_handler(retries: Retries) -> None:
@@ -126,6 +136,8 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
         ("redelivery", "topic", "one of direct, main"),
         ("value", "json", "dict for JSON"),
         ("value", 5, ""),
+        ("value", None, "a type; bytes gives values as they are"),
+        ("value", json.loads, "a type; "),
         ("value", PlainOrder, ""),
         ("value", FaustOrder, ""),
     ],
@@ -182,6 +194,8 @@ async def test_a_command_that_lacks_something_says_what(retries: Retries, at: An
     with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
         await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
     assert "pydantic" not in str(raised.value)
+    with pytest.raises(InvalidSettingError, match="setting failure_id=None: expected the text of a failure id"):
+        await retries.command("cancel", None)  # type: ignore[arg-type]  # as of a header that is not there
     with pytest.raises(InvalidSettingError, match=r"'retry_now': expected one of retry-now, reschedule"):
         await retries.command("retry_now", "app/orders@kq8G0bTz/3/1042")
 

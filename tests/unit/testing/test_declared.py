@@ -209,3 +209,21 @@ async def test_a_command_that_is_none_names_those_that_are() -> None:
     async with MemoryPartition(handle, "1s") as orders:
         with pytest.raises(InvalidSettingError, match="expected one of retry-now, "):
             await orders.command("retry", 0)
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "problem"),
+    [
+        ("hold", {"hold_for": "1h"}, "setting hold_for=.*expected only .*hold_ms"),
+        ("reschedule", {}, "due_at_ms belongs to reschedule"),
+        ("cancel", {"by": 5}, "by: .*valid string"),
+    ],
+)
+async def test_a_command_does_not_ignore_what_it_does_not_take(verb: str, given: dict[str, Any], problem: str) -> None:
+    """A record was held for 7 days in place of an hour, as the length of `Retries.command` has another name here."""
+    async with MemoryPartition(Script("fail"), "1m") as orders:
+        await orders.send(b"1")
+        with pytest.raises(InvalidSettingError, match=problem) as refused:
+            await orders.command(verb, 0, **given)
+        assert "pydantic" not in str(refused.value)
+        assert orders.waiting == {"1m": 1}

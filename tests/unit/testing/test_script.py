@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from retryapp import Batch, RetryPolicy, testing
+from retryapp import Batch, RetryPolicy, Unavailable, testing
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 from retryapp.engine.handler.handler import Delivery, HandlerFunction
 from retryapp.testing import MemoryPartition, Script
@@ -88,10 +89,10 @@ async def test_what_never_ends_is_told() -> None:
             await orders.to_rest(longest_ms=60_000)
 
 
-@pytest.mark.parametrize("step", ["sleep", "later", "later soon", ""])
-def test_an_unknown_step_is_refused(step: str) -> None:
-    """Not when it is its turn, in the middle of a test."""
-    with pytest.raises((ValueError, InvalidDurationError), match=r"expected|duration"):
+@pytest.mark.parametrize("step", ["sleep", "later", "later soon", "", 5, None, int, Unavailable])
+def test_an_unknown_step_is_refused(step: Any) -> None:
+    """Not when it is its turn, in the middle of a test: Python's own error would count as the failure of an attempt."""
+    with pytest.raises((ValueError, InvalidDurationError, TypeError), match=r"expected|duration|required.*circuit"):
         Script("ok", step)
 
 

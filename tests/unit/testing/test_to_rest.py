@@ -164,6 +164,7 @@ async def test_a_record_that_fails_often_comes_to_its_end(monkeypatch: pytest.Mo
         ({"key": "customer"}, "key: expected bytes"),
         ({"headers": {"event-id": b"7"}}, r"headers: expected pairs .* got a mapping"),
         ({"headers": [("event-id", "7")]}, "header event-id: expected bytes"),
+        ({"headers": [(b"event-id", b"7")]}, "header b'event-id': expected its name as text"),
     ],
 )
 async def test_what_no_topic_can_hold_is_refused(given: dict[str, Any], problem: str) -> None:
@@ -172,3 +173,18 @@ async def test_what_no_topic_can_hold_is_refused(given: dict[str, Any], problem:
         with pytest.raises(TypeError, match=problem):
             await orders.send(*given.pop("values", [b"order"]), **given)
         assert orders.records("orders") == []
+
+
+async def test_headers_may_come_from_an_iterator() -> None:
+    """They were gone once they had been checked, and a handler that looks for one was tested without it."""
+    pairs = (("trace", b"1"), ("trace", b"2"))
+    async with MemoryPartition(Script()) as orders:
+        await orders.send(b"one", b"two", headers=iter(pairs))
+        assert [record.headers for record in orders.records("orders")] == [pairs, pairs]
+
+
+async def test_time_passes_in_whole_milliseconds() -> None:
+    """What failed after a part of one was dead as `damaged`, by an error that named no line of the test."""
+    async with MemoryPartition(Script("fail"), "5m") as orders:
+        with pytest.raises(TypeError, match=r"ms: expected whole milliseconds, got 300000\.0"):
+            await orders.advance(5 * 60e3)  # type: ignore[arg-type]
