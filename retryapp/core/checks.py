@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,23 @@ def check_kind(name: str, given: object, kind: type, expected: str) -> None:
     """Check that an argument is of a type; raise `InvalidSettingError`."""
     if not isinstance(given, kind):
         raise InvalidSettingError(name, given, f"expected {expected}")
+
+
+def is_function_of(count: int, given: object) -> bool:
+    """Tell whether something can be called with so many arguments and returns what it finds: no coroutine, no class."""
+    if not callable(given) or isinstance(given, type):
+        return False
+    function = given if inspect.isroutine(given) else given.__call__  # type: ignore[operator]  # a partial, or an object
+    later = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(is_so(each) for is_so in later for each in (given, function)):
+        return False
+    try:
+        inspect.signature(given).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions do not tell their parameters
+        return True
+    return True
 
 
 def first_problem(error: ValidationError) -> tuple[str, Any, str]:

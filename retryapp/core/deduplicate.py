@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from retryapp.core.checks import is_function_of
 from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import DamagedRowError, InvalidSettingError, NewerRowError
 from retryapp.core.hops import arriving
@@ -68,10 +69,9 @@ class Deduplicate:
         header = self.by.removeprefix(_HEADER) if isinstance(self.by, str) else None
         object.__setattr__(self, "_header", header)
         is_named = header and self.by == f"{_HEADER}{header.strip()}"
-        if not is_named and not callable(self.by):
-            raise InvalidSettingError(
-                "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
-            )
+        if not is_named and not is_function_of(1, self.by):
+            expected = 'expected a function of the record (no coroutine), or "header:" and the name of a header'
+            raise InvalidSettingError("deduplicate", self.by, expected)
 
     def identity(self, record: Record) -> bytes | None:
         """Return the row key of the record's event, None without an id.

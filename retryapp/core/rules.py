@@ -7,13 +7,13 @@ else has failed there would be forgotten.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
+from retryapp.core.checks import is_function_of
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_NAME_BYTES
 from retryapp.core.schedule import Schedule, parse_schedule
@@ -279,5 +279,5 @@ def _check_predicate(when: object) -> None:
         raise InvalidPolicyError("when", when, expected)
     if name.rsplit(".", 1)[-1] == "<lambda>":
         raise InvalidPolicyError("when", when, f"{expected}: a lambda has no name that could tell two policies apart")
-    if inspect.iscoroutinefunction(when):
-        raise InvalidPolicyError("when", when, f"{expected}: a coroutine function returns none")
+    if not is_function_of(2, when):
+        raise InvalidPolicyError("when", when, f"{expected}, and not a coroutine, generator or class")

@@ -264,7 +264,8 @@ class LaneProtocol(ABC):
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
-        await self._learn_time()  # the age of a store, expiry and marks need a trusted clock
+        if not self.clock.trusted:  # the age of a store, expiry and marks need the broker's time
+            await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
@@ -307,6 +308,8 @@ class LaneProtocol(ABC):
 
     async def _write(self, batch: LaneBatch) -> None:
         """Commit what an opening writes to the changelog, and have the local table know it."""
+        if self.pending is None:
+            await recovery.check_end(self.open_pending, self.reader, self.place)
         receipt = await self.commit(batch)
         self.fence_at = receipt.changelog_offset
         if self.pending is not None and receipt.changelog_offset is not None:
@@ -343,12 +346,6 @@ class LaneProtocol(ABC):
                 shared=self.shared.get(dlq.topic),
             )  # fmt: skip
         self._released.set()
-
-    async def _learn_time(self) -> None:
-        """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
-        if not self.clock.trusted:
-            await recovery.check_end(self.open_pending, self.reader, self.place)
-            await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
 
     # -- serving ------------------------------------------------------------------------------------------------
 

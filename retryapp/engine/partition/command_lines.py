@@ -34,13 +34,12 @@ def log_command(
         return
     kinds = {"failure_id": "", "job": "job ", "circuit": "circuit "}
     about = "".join(f"{kind}{facts[name]!r} " for name, kind in kinds.items() if facts.get(name))
-    who, why = facts.get("by", ""), facts.get("why", "")
+    by = f" by {facts['by']!r}, {facts['why']!r}" if "by" in facts else ""  # else a job has ended, or paused itself
     text = cut_text(effect.text, MAX_TEXT_BYTES)
     outcome = f"{'' if refusal is None else f'refused, {refusal}: '}{text!r}"
     states = {"before": effect.before, "after": effect.after, "refused": refusal and str(refusal)}
     extra = {**facts, **states, "handler": main.topic, "partition": main.partition, "outcome": text}
-    line = "retryapp.command: %s %son %s[%d] by %r, %r: %s"
-    logger.info(line, facts["verb"], about, *main, who, why, outcome, extra=extra)
+    logger.info("retryapp.command: %s %son %s[%d]%s: %s", facts["verb"], about, *main, by, outcome, extra=extra)
 
 
 def log_unread(

@@ -66,7 +66,7 @@ class Duplicates:
     def _identity(self, record: Record) -> bytes | None:
         try:
             return self._rule.identity(record)
-        except Exception as exc:  # noqa: BLE001 - user code: a record is rather handled twice than not at all
+        except BaseException as exc:  # noqa: BLE001 - user code: even SystemExit has a record handled twice, not never
             facts = {
                 "handler": self._context.handler.main,
                 "topic": record.topic,

@@ -6,7 +6,7 @@ import functools
 import gc
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -110,9 +110,20 @@ async def coroutine(_delivery: object, _error: BaseException) -> bool:
     return True
 
 
-@pytest.mark.parametrize("when", [lambda _delivery, _error: True, coroutine, 7, functools.partial(is_busy, 7)])
+def several(_delivery: object, _error: BaseException) -> Iterator[bool]:
+    yield True
+
+
+def of_the_error(_error: BaseException) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    "when",
+    [lambda _delivery, _error: True, coroutine, 7, functools.partial(is_busy, 7), several, of_the_error, bool],
+)
 def test_a_condition_is_a_named_plain_function(when: Any) -> None:
-    """The policy's text names it."""
+    """The policy's text names it. One that cannot be asked matched nothing, so its failures had another outcome."""
     with pytest.raises(InvalidPolicyError, match="named function"):
         retryable(ValueError, when=when)
 

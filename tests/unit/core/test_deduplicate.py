@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any
 
@@ -46,9 +47,16 @@ def test_a_function_that_returns_something_else_is_told_so(found: Any) -> None:
         Deduplicate(lambda _found: found).identity(record())
 
 
-@pytest.mark.parametrize("by", ["event-id", "header:", 7])
+async def coroutine(_record: Record) -> str:
+    return "a"
+
+
+@pytest.mark.parametrize(
+    "by",
+    ["event-id", "header:", 7, coroutine, functools.partial(coroutine), lambda: "a", lambda _record, _more: "a", bytes],
+)
 def test_a_place_that_is_none_is_refused(by: Any) -> None:
-    """A name alone could be a header, a field or the key."""
+    """A name alone could be a header, a field or the key; a function of another kind would fail for each record."""
     with pytest.raises(InvalidSettingError, match="header:"):
         Deduplicate(by)
 

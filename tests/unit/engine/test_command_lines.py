@@ -80,5 +80,5 @@ async def test_a_job_has_lines_for_its_begin_and_its_end(caplog: pytest.LogCaptu
         await orders.to_rest()
     assert lines(caplog) == [
         "retryapp.command: job-start job 'j1' on orders[0] by 'ann', '': 'it begins'",
-        "retryapp.command: job-end job 'j1' on orders[0] by '', '': 'ended: 3 done; 3 letters looked at'",
+        "retryapp.command: job-end job 'j1' on orders[0]: 'ended: 3 done; 3 letters looked at'",
     ]

@@ -162,11 +162,14 @@ async def test_rows_of_records_that_were_fine_wait_as_long_as_offsets() -> None:
         assert {out.topic for out in batch.publishes} == {"app.orders.seen.changelog"}
 
 
-async def test_a_function_that_fails_is_told_and_its_record_handled(caplog: pytest.LogCaptureFixture) -> None:
-    """A record is rather handled twice than not at all."""
+@pytest.mark.parametrize("error", [KeyError("no such field"), SystemExit(3)])
+async def test_a_function_that_fails_is_told_and_its_record_handled(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """A record is rather handled twice than not at all; one that ends the process would end the next one, too."""
 
     def broken(_record: object) -> str:
-        raise KeyError("no such field")
+        raise error
 
     service = Service()
     async with partition(service, deduplicate=Deduplicate(broken)) as orders:

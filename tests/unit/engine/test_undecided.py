@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import CHANGELOG, BankDownError, pass_time, serving
+from doubles import CHANGELOG, MAIN, BankDownError, pass_time, serving
 
 from retryapp.ports import Event
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step, VirtualClock
@@ -114,14 +114,16 @@ async def test_a_lane_without_a_store_waits_for_the_end_of_its_last_transaction(
         assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
 
 
+@pytest.mark.parametrize("unread", [False, True])
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("cut", [False, True])
 async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(
-    monkeypatch: pytest.MonkeyPatch, *, cut: bool, trusted: bool
+    monkeypatch: pytest.MonkeyPatch, *, cut: bool, trusted: bool, unread: bool
 ) -> None:
     """Nothing is written to one that was cut; nor does a lane open whose transaction belongs to another producer.
 
-    A worker's first lane asks for the broker's time with a record: in the place of what is lost, that would hide it.
+    A worker's first lane asks for the broker's time with a record, and notes this life if the main topic has unread
+    ones: in the place of what is lost, either would hide it.
     """
 
     def anchor(clock: VirtualClock, **_: float) -> None:
@@ -131,6 +133,8 @@ async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(
     calls = Calls()
     transport = await parked(calls)
     transport.clock.trusted = trusted
+    if unread:
+        transport.append(MAIN, None, b"three")
     log = transport.broker.logs[CHANGELOG]
     if cut:
         del log.entries[-2:]
