@@ -156,7 +156,7 @@ def _role_for(found: Preview) -> Role:
 
 
 def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
-    given = {name: value for name, value in question.query.items() if value}
+    given = question.query
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))

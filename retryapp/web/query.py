@@ -57,7 +57,7 @@ class Question:
     job: str = ""
     """Id of a job, from the address."""
     query: Mapping[str, str] = field(default_factory=dict)
-    """All parameters, as sent."""
+    """All parameters that say something, each once."""
     as_json: bool = False
     limit: int = DEFAULT_LIMIT
     """Rows on a page, from 1 to ``MAX_LIMIT``."""
@@ -119,7 +119,7 @@ def question_of(
     role: Role = Role.NONE,
     now_ms: int = 0,
 ) -> Question:
-    """Check the parameters of a request; empty ones (of a form) count as absent.
+    """Check the parameters of a request; empty ones (of a form) count as absent, and of several the last one counts.
 
     Raises:
         PageError: 400, with the parameter's name and what was expected.
@@ -133,7 +133,7 @@ def question_of(
         main=match.get("main", ""),
         place=(match.get("partition", ""), match.get("offset", "")),
         job=match.get("job", ""),
-        query=query,
+        query=given,
         as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
         partition=_number(given, "partition", 0, 2**31 - 1),
