@@ -228,8 +228,9 @@ class Answers:
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         total = None if question.marked or question.is_narrow else total
+        reasons = {*map(str, DeadReason), wanted.reason or "", *(each["reason"] or "" for each in facts["records"])}
         # of how many is not known: a page looks at marked letters too, which no table counts
-        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(DeadReason)}
+        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(reasons - {""})}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""

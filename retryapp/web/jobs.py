@@ -32,7 +32,7 @@ from retryapp.web.counting import Asked
 from retryapp.web.errors import PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
-from retryapp.web.query import FILTERS, Question, is_yes
+from retryapp.web.query import FILTERS, Question, is_known, is_yes, unknown_reason
 from retryapp.web.turns import Turns
 
 PREVIEW_S: Final = 8.0
@@ -136,6 +136,8 @@ async def preview(answers: Answers, question: Question) -> Facts:
     answers.check_broker()
     wait_s = PREVIEW_S if question.as_json else LOOK_S
     (_, verb, wanted), found, goes_on = await answers.counting.count(asked, said, wait_s=wait_s)
+    if found.complete and not (goes_on or found.letters or found.done or is_known(wanted.reason)):
+        raise unknown_reason(wanted.reason)
     return {
         "main": info.main,
         "verb": verb,
