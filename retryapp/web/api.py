@@ -229,7 +229,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
-               main=str, jobs=_many(_Job), silent=list[str]),
+               main=str, jobs=_many(_Job), silent=list[str], partitions_left_out=list[int]),
         {},
     ),
     "/{main}/jobs/new": (
