@@ -146,6 +146,7 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
         assert shown == ["release"]
         listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
         assert "dead: its sequence has stopped" in listed
+        assert 'data-label="Next attempt"><span class="soft">-</span>' in listed
         assert ">1-1, the last<" in listed, "not the first of all that wait, whose number is known"
 
 
