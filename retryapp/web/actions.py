@@ -200,11 +200,11 @@ class Login(Action):
 async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
     """Return the fields of a form, or of a JSON object; Faust reads bodies of any length."""
     body = b""
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > most_bytes:
-            raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
     try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > most_bytes:
+                raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
         if request.content_type == "application/json" or body.lstrip().startswith(b"{"):  # curl says it is a form
             found = json.loads(body)
             json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
@@ -215,6 +215,9 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
         fields = parse_qs(body.decode(), max_num_fields=_MOST_FIELDS)
         form = {name: json.dumps(each) if name == CHOSEN else each[-1] for name, each in fields.items()}
         return {name: value for name, value in form.items() if _OF_ONE_BUTTON.get(name) in (None, form.get("verb"))}
+    except web.RequestPayloadError as error:
+        message = "the body is not compressed in the way that Content-Encoding says"
+        raise PageError(400, "bad-body", message, "Send it as it is, without Content-Encoding") from error
     except (ValueError, RecursionError) as error:
         raise PageError(
             400, "bad-body", f"the body cannot be read: {error}", "Send a form, or JSON in UTF-8"

@@ -19,7 +19,7 @@ from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAppError
-from retryapp.core.jobs import LetterFilter, Part
+from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
@@ -36,7 +36,7 @@ from retryapp.lookup.records import (
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import Operators, Person, Role
-from retryapp.web.attention import needs_action, paused_text
+from retryapp.web.attention import needs_action
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
@@ -112,7 +112,7 @@ class Answers:
         infos = list(self.view.handlers())
         heres = [self.view.partitions(info.main) for info in infos]
         mains = [info.main for info in infos]
-        groups = await asyncio.gather(*map(self._everywhere, mains, heres))  # one deadline for all
+        groups = await asyncio.gather(*map(self.everywhere, mains, heres))  # one deadline for all
         now_ms, url, ready = self.now_ms(), self.view.url(), self.view.ready()
 
         def facts() -> Facts:
@@ -138,7 +138,7 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
         due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
-        group, due_facts = await asyncio.gather(self._everywhere(info.main, infos), due)
+        group, due_facts = await asyncio.gather(self.everywhere(info.main, infos), due)
 
         def facts() -> Facts:
             return {
@@ -156,7 +156,7 @@ class Answers:
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
-    async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
+    async def everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
@@ -169,11 +169,6 @@ class Answers:
 
     def _causes(self, main: str) -> tuple[Causes, Causes]:
         return self.view.causes(main), self.view.waiting_causes(main)
-
-    async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
-        """Return the parts of jobs of all workers with their partitions, who does not answer, and what is paused."""
-        group = await self._everywhere(main, self.view.partitions(main))
-        return group.parts, group.silent, paused_text(group.partitions)
 
     async def part(self, _question: Question) -> Facts:
         """Return what this worker has, for the pages of the others: it asks nobody."""
@@ -228,8 +223,9 @@ class Answers:
             self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         total = None if question.marked or question.is_narrow else total
+        reasons = {*map(str, DeadReason), wanted.reason or "", *(each["reason"] or "" for each in facts["records"])}
         # of how many is not known: a page looks at marked letters too, which no table counts
-        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(DeadReason)}
+        return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(reasons - {""})}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""
@@ -274,7 +270,7 @@ class Answers:
         self, question: Question, infos: Sequence[PartitionInfo], name: str
     ) -> tuple[int | None, int | None, Facts | None]:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
-        group, cause = await self._everywhere(question.main, infos), question.wanted.cause
+        group, cause = await self.everywhere(question.main, infos), question.wanted.cause
         chosen = chosen_of(group.partitions, question)
         is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
         numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]

@@ -133,7 +133,7 @@ _Detail: dict[str, Any] = {
 }  # fmt: skip
 _Line = _model(
     "Record", "A record in a list; one that waits has `due_at_ms`, a dead letter `offset`.", Line,
-    tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, held_by=(_Text, None), circuit=(_Text, None),
+    tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, circuit=(_Text, None),
     append_ms=(_Int, None), replays=(_Int, None), job=(_Text, None),
 )  # fmt: skip
 _List: dict[str, Any] = {
@@ -158,7 +158,7 @@ _LIMITS: Final = {
     "partition": _NUMBER,
 }
 _SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
-_REASON: Final = {**_STRING, "enum": sorted(DeadReason)}
+_REASON: Final = {**_STRING, "examples": sorted(DeadReason)}  # letters of a newer build may have others
 _FILTER: Final = {**dict.fromkeys((*FILTERS, "since", "until"), _STRING), "reason": _REASON, "all": _YES}
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
@@ -229,7 +229,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
-               main=str, jobs=_many(_Job), silent=list[str]),
+               main=str, jobs=_many(_Job), silent=list[str], partitions_left_out=list[int]),
         {},
     ),
     "/{main}/jobs/new": (

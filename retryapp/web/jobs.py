@@ -28,11 +28,13 @@ from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
 from retryapp.web.api import COMMANDS
+from retryapp.web.attention import paused_text
 from retryapp.web.counting import Asked
 from retryapp.web.errors import PageError, bad_parameter, not_found
+from retryapp.web.figures import OPEN
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
-from retryapp.web.query import FILTERS, Question, is_yes
+from retryapp.web.query import FILTERS, Question, is_known, is_yes, unknown_reason
 from retryapp.web.turns import Turns
 
 PREVIEW_S: Final = 8.0
@@ -59,10 +61,16 @@ Doing = tuple[Callable[[], Told], str]
 async def jobs(answers: Answers, question: Question) -> Facts:
     """Return the jobs that go on and the last ones that are over, the newest first."""
     info = answers.get_handler_or_404(question.main)
-    parts, silent, _ = await answers.parts(info.main)
-    found = [job_facts(job, each) for job, each in by_job(parts).items()]
+    group = await answers.everywhere(info.main, answers.view.partitions(info.main))
+    found = [job_facts(job, each) for job, each in by_job(group.parts).items()]
     going_on = any(each["state"] == PartState.RUNNING for each in found)
-    return {"main": info.main, "jobs": found[::-1], "silent": silent, "live_s": LIVE_S if going_on else None}
+    return {
+        "main": info.main,
+        "jobs": found[::-1],
+        "silent": group.silent,
+        "partitions_left_out": [item.partition for item in group.partitions if item.state != OPEN],
+        "live_s": LIVE_S if going_on else None,
+    }
 
 
 async def job(answers: Answers, question: Question) -> Facts:
@@ -115,8 +123,8 @@ async def refused(answers: Answers, question: Question) -> Facts:
 
 async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Part], list[str], str | None]:
     """Return the parts of a job, which workers do not answer, and what is paused."""
-    parts, silent, paused = await answers.parts(main)
-    mine: Mapping[int, Part] | None = by_job(parts).get(job)
+    group = await answers.everywhere(main, answers.view.partitions(main))
+    mine: Mapping[int, Part] | None = by_job(group.parts).get(job)
     if mine is None:  # it has begun just now, or is not of this handler
         answers.check_broker()
         mine = (await _readings.take(partial(answers.view.on_topics, main, steering.parts_of))).get(job)
@@ -126,7 +134,7 @@ async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Pa
             "'retryapp job list' has those that wait for a worker on all partitions, too"
         )
         raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)
-    return mine, silent, paused
+    return mine, group.silent, paused_text(group.partitions)
 
 
 async def preview(answers: Answers, question: Question) -> Facts:
@@ -136,6 +144,8 @@ async def preview(answers: Answers, question: Question) -> Facts:
     answers.check_broker()
     wait_s = PREVIEW_S if question.as_json else LOOK_S
     (_, verb, wanted), found, goes_on = await answers.counting.count(asked, said, wait_s=wait_s)
+    if found.complete and not (goes_on or found.letters or found.done or is_known(wanted.reason)):
+        raise unknown_reason(wanted.reason)
     return {
         "main": info.main,
         "verb": verb,
@@ -156,7 +166,7 @@ def _role_for(found: Preview) -> Role:
 
 
 def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
-    given = {name: value for name, value in question.query.items() if value}
+    given = question.query
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))

@@ -188,7 +188,7 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
     mark = mark_of(record.headers, record.value)
     if mark is not None:
         if mark.failure_id == failure_id(topology.group, origin):
-            yield {"kind": str(mark.mark), "at_ms": record.timestamp_ms, "by": mark.by}
+            yield {"kind": str(mark.mark), "at_ms": record.timestamp_ms, "by": mark.by, "message": mark.why or None}
         return
     if (RETRY_ORIGIN, origin.text.encode()) not in record.headers:
         return

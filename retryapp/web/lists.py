@@ -27,8 +27,18 @@ from retryapp.lookup.decoding import Searching
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, may_be_cut, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
+from retryapp.web.errors import PageError
 from retryapp.web.figures import OPEN, owner_of
-from retryapp.web.query import Place, Question, Stream, place_of, place_text
+from retryapp.web.query import (
+    Place,
+    Question,
+    Stream,
+    is_known,
+    place_of,
+    place_text,
+    row_key_of,
+    unknown_reason,
+)
 
 SCAN_ROWS: Final = 2_000
 """Rows that a worker looks at for one page."""
@@ -60,7 +70,9 @@ class Line(BaseModel):
     cause_id: _Text = None
     damaged: _Text = None
     # of waiting records
+    origin: Any = None
     origin_offset: int | None = None
+    held_by: _Text = None
     due_at_ms: int | None = None
     held_until_ms: int | None = None
     held_back_by: _Text = None
@@ -85,14 +97,18 @@ class Listing(BaseModel):
     """Those that it has listed: it has them, and they can be read now."""
     hidden: list[str] = Field(default_factory=list)
     """What it does not show to who asks."""
+    knows_reason: bool = True
+    """Whether it knows the reason asked for, or has seen a letter of it: a newer build has written some."""
+
+
+def _places(newest: bool) -> Callable[[str], Any]:
+    """Return what reads the cursors of a list: `newest` first, or by due time."""
+    return place_of if newest else lambda cursor: due_order(row_key_of(cursor))
 
 
 def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[list[Line], str | None]:
     """Return the first lines of all workers, and the cursor of the next page; `newest` first, or by due time."""
-
-    def place(cursor: str) -> Any:
-        return place_of(cursor) if newest else due_order(bytes.fromhex(cursor))
-
+    place = _places(newest)
     bounds = [place(each.upto) for each in listings if each.upto is not None]
     bound = (max if newest else min)(bounds, default=None)
     lines = sorted((line for each in listings for line in each.lines), key=lambda line: place(line.cursor))
@@ -113,12 +129,19 @@ def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[Partit
 def merged_facts(
     question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing | bytes | None]
 ) -> Facts:
-    """Merge what workers list, by their addresses; of 500 records that takes too long for the event loop."""
+    """Merge what workers list, by their addresses; of 500 records that takes too long for the event loop.
+
+    Raises:
+        PageError: 400, a reason that no worker knows and no letter has.
+    """
     listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+    place = _places(kind == "dead")
     for url, body in answers.items():
         try:
             listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
-        except ValidationError:
+            for cursor in (listing.upto, *(line.cursor for line in listing.lines)):
+                _ = cursor is None or place(cursor)
+        except (ValidationError, PageError):  # PageError: the cursors of another build, say
             silent.append(url)
             continue
         # while the group moves partitions two workers may have one, or none
@@ -127,6 +150,8 @@ def merged_facts(
         lines = [line for line in listing.lines if line.partition in its]
         listings.append(listing.model_copy(update={"lines": lines}))
     lines, cursor = merge(listings, question.limit, newest=kind == "dead")
+    if not (cursor or question.seen or any(each.knows_reason for each in listings)):
+        raise unknown_reason(question.wanted.reason)
     follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
     facts: Facts = {
         "records": [line.model_dump() for line in lines],
@@ -157,7 +182,8 @@ def waiting_here(
     def listing(upto: bytes | None) -> Listing:
         undecoded = 0 if search is None else search.undecoded
         facts: Facts = {"lines": lines, "scanned": scanned, "undecoded": undecoded, "partitions": _open(infos)}
-        return Listing(upto=None if upto is None else upto.hex(), **facts)
+        knows_reason = is_known(question.wanted.reason)
+        return Listing(upto=None if upto is None else upto.hex(), knows_reason=knows_reason, **facts)
 
     while True:
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
@@ -204,7 +230,7 @@ def dead_here(
         for letters in (None, *info.dead_letters):
             page = partial(view.dead_latest, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
-    listing, last = Listing(lines=[], partitions=chosen), before
+    listing, last = Listing(lines=[], partitions=chosen, knows_reason=is_known(wanted.reason)), before
     rows = heapq.merge(*streams, key=_place, reverse=True)
     looked_into = _looked_into(view, info, rows, wanted, search) if wanted.deep else ((row, True) for row in rows)
     for row, found in looked_into:
@@ -215,6 +241,7 @@ def dead_here(
             break
         listing.scanned += 1
         last = _place(row)
+        listing.knows_reason |= row["reason"] == wanted.reason
         found &= wanted.reason in (None, row["reason"]) and error_type in (None, row["error_type"])
         if found and (question.marked or is_open(row["mark"])):
             listing.lines.append(Line(cursor=place_text(last), **row))

@@ -145,7 +145,8 @@ class Page:
 
     def _frame(self, request: web.Request, person: Person) -> Facts:
         """Return what every page has around its facts."""
-        query = {name: value for name, value in request.query.items() if name not in {"format", "refresh", "routed"}}
+        own = {"format", "refresh", "routed"}
+        query = {name: value for name, value in request.query.items() if value and name not in own}
         return {
             "prefix": PAGES_PREFIX,
             "base": f"{PAGES_PREFIX}/{quote(request.match_info.get('main', ''), safe='')}",

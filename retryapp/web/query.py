@@ -21,7 +21,7 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.lookup.instants import INSTANT, parse_instant
 from retryapp.web.access import Role
-from retryapp.web.errors import bad_parameter, not_found
+from retryapp.web.errors import PageError, bad_parameter, not_found
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
@@ -57,7 +57,7 @@ class Question:
     job: str = ""
     """Id of a job, from the address."""
     query: Mapping[str, str] = field(default_factory=dict)
-    """All parameters, as sent."""
+    """All parameters that say something, each once."""
     as_json: bool = False
     limit: int = DEFAULT_LIMIT
     """Rows on a page, from 1 to ``MAX_LIMIT``."""
@@ -119,7 +119,7 @@ def question_of(
     role: Role = Role.NONE,
     now_ms: int = 0,
 ) -> Question:
-    """Check the parameters of a request; empty ones (of a form) count as absent.
+    """Check the parameters of a request; empty ones (of a form) count as absent, and of several the last one counts.
 
     Raises:
         PageError: 400, with the parameter's name and what was expected.
@@ -133,12 +133,12 @@ def question_of(
         main=match.get("main", ""),
         place=(match.get("partition", ""), match.get("offset", "")),
         job=match.get("job", ""),
-        query=query,
+        query=given,
         as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
         partition=_number(given, "partition", 0, 2**31 - 1),
         wanted=_filter(given, now_ms),
-        after=_row_key(given.get("after")),
+        after=None if "after" not in given else row_key_of(given["after"]),
         before=None if "before" not in given else place_of(given["before"]),
         seen=_number(given, "seen", 0, MAX_SEEN) or 0,
         marked=is_yes(given, "marked"),
@@ -152,8 +152,6 @@ def question_of(
 
 def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     fields: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
-    if "reason" in given and given["reason"] not in {*DeadReason}:
-        raise bad_parameter("reason", given["reason"], f"one of {', '.join(sorted(DeadReason))}")
     fields |= {"from_ms": _instant(given, "since", now_ms), "until_ms": _instant(given, "until", now_ms)}
     try:
         return LetterFilter(**fields)
@@ -161,6 +159,16 @@ def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
         field, _, problem = first_problem(error)
         name = {"from_ms": "since", "until_ms": "until"}.get(field, field)
         raise bad_parameter(name, given[name], _FORMS.get(name, problem)) from error
+
+
+def is_known(reason: str | None) -> bool:
+    """Tell whether this build gives letters a reason; those of a newer one may have others."""
+    return reason is None or reason in {*DeadReason}
+
+
+def unknown_reason(reason: str | None) -> PageError:
+    """Return the refusal of a reason that is not known here and that no letter has."""
+    return bad_parameter("reason", reason or "", f"one of {', '.join(sorted(DeadReason))}")
 
 
 def is_yes(given: Mapping[str, str], name: str) -> bool:
@@ -188,9 +196,7 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     return int(text)
 
 
-def _row_key(text: str | None) -> bytes | None:
-    if text is None:
-        return None
+def row_key_of(text: str) -> bytes:
     try:
         key = bytes.fromhex(text)
     except ValueError:

@@ -146,6 +146,7 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
         assert shown == ["release"]
         listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
         assert "dead: its sequence has stopped" in listed
+        assert 'data-label="Next attempt"><span class="soft">-</span>' in listed
         assert ">1-1, the last<" in listed, "not the first of all that wait, whose number is known"
 
 
@@ -423,12 +424,12 @@ async def test_json_is_read_as_such_whatever_its_type_is_said_to_be(worker: Fake
     assert [command.failure_id for command in worker.commands] == [NAME]
 
 
-async def test_what_is_null_is_not_there_and_what_is_too_deep_is_refused(worker: FakeWorker) -> None:
+async def test_what_is_null_is_not_there_and_what_cannot_be_read_is_refused(worker: FakeWorker) -> None:
     """As the document of the API says; and no error of ours."""
     json_type = {"Content-Type": "application/json"}
     async with opened(worker, LOCAL) as site:
         assert (await site.post({**REPLAY, "edit": None, "at": None}))[0] == 200
-        for body in (b"[" * 10_000, b'{"verb":' * 2_000):
-            sent: Any = {"data": body, "headers": json_type}
+        for body, coding in ((b"[" * 10_000, "identity"), (b'{"verb":' * 2_000, "identity"), (b"{}", "gzip")):
+            sent: Any = {"data": body, "headers": {**json_type, "Content-Encoding": coding}}
             async with site.session.post(f"{site.url}{BASE}/command", **sent) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (400, "bad-body")

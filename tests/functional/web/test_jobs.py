@@ -72,6 +72,15 @@ async def test_a_job_takes_letters_of_a_former_policy(worker: FakeWorker) -> Non
             assert (await site.post(sent, HTML, f"{BASE}/command/job"))[0] == status
 
 
+async def test_a_job_takes_letters_of_a_reason_that_only_a_newer_build_gives(worker: FakeWorker) -> None:
+    """One that no letter has is a slip."""
+    async with opened(worker) as site:
+        asked = f"{BASE}/jobs/new?verb=discard&reason=quarantined"
+        assert (await site.get(asked))[0] == 400
+        fit(worker)
+        assert (await site.get(asked))[0] == 200
+
+
 async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
     """The filter, the numbers by partition and the end that was set; the form is sent as the page has it."""
     fit(worker)

@@ -19,8 +19,13 @@ from samples import partition
 
 from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.core.jobs import LetterFilter
+from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.ports import PendingEntry
 from retryapp.web import lists
+from retryapp.web.errors import PageError
+from retryapp.web.query import Question
+
+PEER = "http://127.0.0.1:6067"
 
 
 async def walk(site: Site, path: str | None) -> list[dict[str, Any]]:
@@ -59,6 +64,63 @@ async def test_a_search_by_reason_is_bounded(site: Site, monkeypatch: pytest.Mon
     assert page["scanned"] == 50
     assert page["next"] is not None
     assert "there are more on the next page" in await site.page(f"{BASE}/dead?reason=expired")
+
+
+async def test_a_reason_of_a_newer_build_is_searched_and_one_that_no_letter_has_is_refused(
+    site: Site, worker: FakeWorker
+) -> None:
+    """While a group is updated an older worker refused what its own list showed."""
+    _, _, refused = await site.get(f"{BASE}/dead?reason=quarantined")
+    assert json.loads(refused)["error"]["hint"] == (
+        "Expected one of cancelled, crashed, damaged, exhausted, expired, gone, non-retryable, overflow, rejected, "
+        "too-large, undecodable"
+    ), "the list was empty, as if nothing had died so"
+    worker.bury(240, dead_metadata(9_000, reason="quarantined", last_failed_ms=NOW_MS))
+    listed = await site.facts(f"{BASE}/dead?reason=quarantined")
+    assert [(record["offset"], record["reason"]) for record in listed["records"]] == [(240, "quarantined")]
+    assert "<option selected>quarantined</option>" in await site.page(f"{BASE}/dead?reason=quarantined")
+    assert "<option>quarantined</option>" in await site.page(f"{BASE}/dead")
+
+
+def merged(kind: str, wanted: LetterFilter, **said: Any) -> Any:
+    """Return what a page shows of a worker here, which has nothing, and of another, which says something."""
+    ours = lists.Listing(lines=[], partitions=[0], knows_reason=wanted.reason is None)
+    chosen = [partition(0), partition(1, state="elsewhere", owner_url=PEER)]
+    theirs = json.dumps({"lines": [], "partitions": [1], **said}).encode()
+    return lists.merged_facts(Question(wanted=wanted), chosen, kind, {"": ours, PEER: theirs})
+
+
+def test_a_reason_is_known_if_one_worker_knows_it() -> None:
+    """A newer one: its letters may be done with, and the list empty."""
+    assert merged("dead", LetterFilter(reason="quarantined"))["records"] == []
+    with pytest.raises(PageError, match="reason='quarantined'"):
+        merged("dead", LetterFilter(reason="quarantined"), knows_reason=False)
+
+
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+@pytest.mark.parametrize("said", [{"upto": "v2:1"}, {"lines": [{"cursor": "v2:1", "partition": 1}]}])
+def test_a_worker_with_other_cursors_is_left_out_by_name(kind: str, said: Any) -> None:
+    """The whole list failed, or refused a parameter that was not sent."""
+    facts = merged(kind, LetterFilter(), **said)
+    assert (facts["silent"], facts["partitions_left_out"]) == ([PEER], [1])
+
+
+def test_a_record_of_a_worker_that_says_less_is_shown() -> None:
+    """An earlier build, say: what it does not say is not known."""
+    line = lists.Line(cursor="00" * ROW_KEY_BYTES, partition=1, origin_offset=7)
+    assert (line.held_by, line.origin) == (None, None), "the page looks at them"
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("dead?before=0-0-0", "No further dead letters"),
+        ("pending?after=" + "ff" * ROW_KEY_BYTES, "Nothing further waits"),
+    ],
+)
+async def test_a_page_past_the_end_does_not_say_that_there_is_none(site: Site, kind: str, end: str) -> None:
+    """What was on the last page may be done with since its address was given."""
+    assert end in await site.page(f"{BASE}/{kind}")
 
 
 @pytest.mark.parametrize("path", [f"{BASE}/pending?limit=500", f"{BASE}/dead?limit=500"])

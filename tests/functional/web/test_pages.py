@@ -185,7 +185,8 @@ async def test_what_is_not_known_is_the_last_known_with_its_age_or_unknown_and_n
     assert (flights["pending"], flights["dead"], flights["unknown_partitions"]) == (None, None, [0])
     assert index["broker_silence"] == worker.silent
     text = Outline((await site.get("/retries/"))[2]).text
-    for shown in ("has not answered for 42 s", "742 42 s ago", "without partitions 2, 3, 4, 5", "unknown"):
+    old = "742 42 s ago", "0 42 s ago of 6"
+    for shown in ("has not answered for 42 s", *old, "without partitions 2, 3, 4, 5", "unknown"):
         assert shown in text
     page = await site.facts(f"{BASE}/")
     assert page["due"]["minute"] == {"count": None, "more": False}
@@ -194,16 +195,25 @@ async def test_what_is_not_known_is_the_last_known_with_its_age_or_unknown_and_n
     assert "700 42 s ago" in text
 
 
-@pytest.mark.parametrize("page", ["pending", "dead"])
-async def test_a_list_names_the_partitions_that_it_leaves_out(site: Site, worker: FakeWorker, page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "what", "none"),
+    [
+        ("pending", "waits or is dead", "Nothing waits in the others."),
+        ("dead", "waits or is dead", "No dead letters in the others."),
+        ("jobs", "jobs do", "No other jobs"),
+    ],
+)
+async def test_a_list_names_the_partitions_that_it_leaves_out(
+    site: Site, worker: FakeWorker, page: str, what: str, none: str
+) -> None:
     """Else an empty list looks as if nothing waited."""
     unknown(worker)
-    worker.waiting.clear()
-    worker.letters.clear()
+    for each in (worker.waiting, worker.letters, worker.remembered):
+        each.clear()
     assert (await site.facts(f"{BASE}/{page}"))["partitions_left_out"] == [0, 1, 2, 3, 4, 5]
     text = Outline((await site.get(f"{BASE}/{page}"))[2]).text
-    assert "dead on partitions 0, 1, 2, 3, 4, 5 is not in this list" in text
-    assert "in the others." in text
+    assert f"What {what} on partitions 0, 1, 2, 3, 4, 5 is not in this list" in text
+    assert none in text
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.server import Outline, Site, ask, serving
-from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
 
-from retryapp.core.record import Origin, Record, idempotency_key
-from retryapp.web.journeys import Journey
+from retryapp.core.control import LetterMark, MarkKind
+from retryapp.core.record import Origin, Record, failure_id, idempotency_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.web.journeys import Journey, _failed
+
+TOPOLOGY = HandlerTopology(group=GROUP, main=MAIN)
 
 
 async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
@@ -84,6 +88,16 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
     for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
+
+
+def test_the_mark_of_a_letter_says_why() -> None:
+    """A job replays without a command of each record: its reason was nowhere in their journeys."""
+    origin = Origin(MAIN, "kq8G0bTz", 0, 77)
+    facts: Any = {"delivery": 1, "replays": 1, "command": "3f9ca81b02", "by": "ann", "why": "the bank is back"}
+    mark = LetterMark(mark=MarkKind.REPLAYED, failure_id=failure_id(GROUP, origin), letter=1, **facts)
+    sent = mark.to_record("dlq", 0)
+    (step,) = _failed(Record("dlq", 0, 2, NOW_MS, sent.key, sent.value, sent.headers), TOPOLOGY, origin)
+    assert (step["kind"], step["by"], step["message"]) == ("replayed", "ann", "the bank is back")
 
 
 @pytest.mark.parametrize(
@@ -207,11 +221,11 @@ async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Site, worker: 
 
 async def test_failure_id_leads_to_its_record(site: Site) -> None:
     """Waiting and dead records are found by the id that logs and headers have."""
-    for failure_id, target in (
+    for name, target in (
         ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001?topic_id=kq8G0bTz"),
         ("billing/shop.orders@kq8G0bTz/0/2119", f"{BASE}/dead/0/238"),
     ):
-        status, headers, _ = await site.get(f"{BASE}/find?id={failure_id}")
+        status, headers, _ = await site.get(f"{BASE}/find?id={name}")
         assert (status, headers["Location"]) == (303, target)
         assert (await site.get(target))[0] == 200
     _, headers, _ = await site.get(f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/2119&format=json")

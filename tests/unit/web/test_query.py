@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from multidict import MultiDict
 from samples import key_of, waiting_row
 
 from retryapp.core.jobs import LetterFilter
@@ -73,14 +74,12 @@ def test_a_filter_that_cannot_be_read_is_refused_with_an_example(name: str, exam
     assert question_of({name: example}).wanted != LetterFilter()
 
 
-def test_a_reason_that_no_letter_can_have_is_refused_with_those_that_one_can() -> None:
-    """The list was empty, as if nothing had died so."""
-    with pytest.raises(PageError, match="reason='zzz'") as error:
-        question_of({"reason": "zzz"})
-    assert error.value.hint == (
-        "Expected one of cancelled, crashed, damaged, exhausted, expired, gone, non-retryable, overflow, rejected, "
-        "too-large, undecodable"
-    )
+def test_of_a_parameter_that_is_sent_twice_one_counts_everywhere() -> None:
+    """The filter was that of one, and what other workers and the next page were asked of the other."""
+    twice = MultiDict([("key", "k1"), ("limit", "7"), ("key", ""), ("limit", "8")])
+    question = question_of(twice)
+    assert (question.wanted.key, question.limit) == ("k1", 8)
+    assert question.list_address("dead") == "dead?key=k1&limit=8"
 
 
 @pytest.mark.parametrize("text", ["0", "no", "false", "true", "11"])
