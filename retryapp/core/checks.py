@@ -34,9 +34,8 @@ def is_function_of(count: int, given: object) -> bool:
     """Tell whether something can be called with so many arguments and returns what it finds: no coroutine, no class."""
     if not callable(given) or isinstance(given, type):
         return False
-    function = given if inspect.isroutine(given) else given.__call__  # type: ignore[operator]  # a partial, or an object
     later = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-    if any(is_so(each) for is_so in later for each in (given, function)):
+    if any(is_so(each) for is_so in later for each in (given, given.__call__)):  # an object has it there
         return False
     try:
         inspect.signature(given).bind(*range(count))
