@@ -78,7 +78,7 @@ async def catch_up(table: PendingTable, reader: TopicReader, site: LaneSite, *, 
     return True
 
 
-async def check_end(open_table: Callable[[], PendingTable], reader: TopicReader, site: LaneSite) -> None:
+def check_end(open_table: Callable[[], PendingTable], end: int, site: LaneSite) -> None:
     """Refuse a changelog that has lost its end, before an opening writes there: that would hide the loss.
 
     Raises:
@@ -86,7 +86,6 @@ async def check_end(open_table: Callable[[], PendingTable], reader: TopicReader,
     """
     table = open_table()
     try:
-        end = (await reader.bounds([site.changelog]))[site.changelog][1]
         if table.next_offset > end:
             raise StoreAheadError(site.name, table.next_offset, end)
     finally:

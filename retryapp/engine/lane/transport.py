@@ -259,13 +259,17 @@ class LaneProtocol(ABC):
             self.steering = self._beside().steering
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
+            if not self._undecided:  # else a store may have read what cannot be read yet
+                recovery.check_end(self.open_pending, bounds[changelog][1], self.place)
             await self._write(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
         return starts
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
+        changelog = self.place.changelog
         if not self.clock.trusted:  # the age of a store, expiry and marks need the broker's time
-            await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
+            recovery.check_end(self.open_pending, (await self.reader.bounds([changelog]))[changelog][1], self.place)
+            await self._write(LaneBatch(publishes=[marks.clock_probe(*changelog)]))
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
@@ -308,8 +312,6 @@ class LaneProtocol(ABC):
 
     async def _write(self, batch: LaneBatch) -> None:
         """Commit what an opening writes to the changelog, and have the local table know it."""
-        if self.pending is None:
-            await recovery.check_end(self.open_pending, self.reader, self.place)
         receipt = await self.commit(batch)
         self.fence_at = receipt.changelog_offset
         if self.pending is not None and receipt.changelog_offset is not None:
