@@ -136,7 +136,7 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
     text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none)
     lacking = [] if place.app_spec is not None else [each.dlq for each in topologies if each.drop]
     text += "".join(
-        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or somebody has deleted it"
+        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or it was deleted"
         for name in lacking
     )
     emit({"now_ms": now_ms, **found._asdict(), "missing_topics": lacking}, text, as_json=as_json)

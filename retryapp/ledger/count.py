@@ -61,7 +61,7 @@ class Balance:
     handled: int = 0
     """Of those dead: their handler of dead letters is done with them."""
     discarded: int = 0
-    """Dead, without a dead-letter topic, or with a letter that somebody has discarded."""
+    """Dead, without a dead-letter topic, or with a letter that was discarded."""
     skipped: int = 0
     """Duplicates of an earlier event, and what the handler or a rule skipped."""
     superseded: int = 0

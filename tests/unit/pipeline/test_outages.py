@@ -76,7 +76,7 @@ def test_two_outages_with_a_calm_time_between_are_two() -> None:
 
 @pytest.mark.parametrize(("silent_minutes", "count"), [(15, 1), (16, 2), (240, 2)])
 def test_silence_ends_an_outage_as_calm_does(silent_minutes: int, count: int) -> None:
-    """Nothing for a quarter of an hour: between two bad nights nobody knows how the day would have been."""
+    """Nothing for a quarter of an hour: between two bad nights it is not known how the day would have been."""
     begin = 65 + silent_minutes
     rows = history(begin + 30, range(60, 65), range(begin, begin + 5))
     rows = [row for row in rows if not 65 <= (row["bin_ms"] - NOON_MS) // MINUTE_MS < begin]
