@@ -198,6 +198,17 @@ class TopicGoneError(EnvironmentFault):
         )
 
 
+class CoordinatorAwayError(EnvironmentFault):
+    """The broker that keeps a group has just started, or handed the group on. Operator action: none."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        super().__init__(
+            f"no broker answers for group {group} now: the one that kept it has just started, or stops and hands it "
+            f"on to another. The lane opens by itself"
+        )
+
+
 class MarkersLateError(LaneError):
     """The end of a lane's former transaction is not on all its partitions. Operator action: see the message."""
 

@@ -35,7 +35,7 @@ from typing_extensions import override
 
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError
+from retryapp.core.lane_errors import CoordinatorAwayError, HandOffRefusedError, RightMissingError
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
 from retryapp.engine.lane.limits import within
 from retryapp.engine.lane.site import LaneSite
@@ -66,17 +66,6 @@ _RETRY_BACKOFF_MS = 10
 """Until a transaction's markers are written the broker refuses the next one (KIP-890): with the client's 100 ms each
 hand-off would take that long."""
 _MAX_AGE_MS = CHANGELOG_DELETE_RETENTION_MS // 2  # a store unused for longer may hold rows whose tombstones are gone
-
-
-class CoordinatorAwayError(EnvironmentFault):
-    """The broker that keeps a group has just started, or handed the group on. Operator action: none."""
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-        super().__init__(
-            f"no broker answers for group {group} now: the one that kept it has just started, or stops and hands it "
-            f"on to another. The lane opens by itself"
-        )
 
 
 @dataclass(slots=True, kw_only=True)

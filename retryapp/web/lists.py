@@ -140,7 +140,8 @@ def merged_facts(
         try:
             listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
             for cursor in (listing.upto, *(line.cursor for line in listing.lines)):
-                _ = cursor is None or place(cursor)
+                if cursor is not None:
+                    place(cursor)
         except (ValidationError, PageError):  # PageError: the cursors of another build, say
             silent.append(url)
             continue

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
 
@@ -151,27 +150,32 @@ def _islands(intervals: Sequence[Interval], length_ms: int) -> Iterable[tuple[li
     """
     half = sorted(intervals, key=lambda each: each.ratio)[: (len(intervals) + 1) // 2]
     before = deque[Interval](maxlen=HISTORY)
-    far_ms = length_ms + LONGEST_MS
-    silences = [n for n, (a, b) in enumerate(pairwise(intervals), 1) if b.begin_ms - a.begin_ms > far_ms]
-    for begin, end in pairwise([0, *silences, len(intervals)]):
-        hot, usual, calm = list[Interval](), 0.0, list[Interval]()
-        for each in intervals[begin:end]:
-            if not hot:
-                usual = _ratio(before if len(before) >= LEAST_HISTORY else half)
-            if _is_hot(each, usual):
-                hot.append(each)
-                calm = []
-                continue
-            calm.append(each)
-            if hot and len(calm) <= GAP:
-                continue
-            if sum(one.failed for one in hot) >= LEAST_FAILURES:
-                yield hot, usual, True
+    hot, usual, calm = list[Interval](), 0.0, list[Interval]()
+    for each in intervals:
+        if hot and each.begin_ms - (calm or hot)[-1].begin_ms > length_ms + LONGEST_MS:
+            if _counts(hot):
+                yield hot, usual, False
             before.extend(calm)
             hot, calm = [], []
-        if sum(one.failed for one in hot) >= LEAST_FAILURES:
-            yield hot, usual, False
+        if not hot:
+            usual = _ratio(before if len(before) >= LEAST_HISTORY else half)
+        if _is_hot(each, usual):
+            hot.append(each)
+            calm = []
+            continue
+        calm.append(each)
+        if hot and len(calm) <= GAP:
+            continue
+        if _counts(hot):
+            yield hot, usual, True
         before.extend(calm)
+        hot, calm = [], []
+    if _counts(hot):
+        yield hot, usual, False
+
+
+def _counts(hot: Sequence[Interval]) -> bool:
+    return sum(each.failed for each in hot) >= LEAST_FAILURES
 
 
 def _ratio(intervals: Iterable[Interval]) -> float:

@@ -27,14 +27,14 @@ from aiokafka.errors import (
 from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, Producer, progress
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError, TooFewCopiesError
+from retryapp.core.lane_errors import CoordinatorAwayError, HandOffRefusedError, RightMissingError, TooFewCopiesError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime.clients.batches import DENIED
-from retryapp.runtime.transport import CoordinatorAwayError, KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import MemoryDestinations
 
 # -- opening ----------------------------------------------------------------------------------------------------------
