@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,11 @@ import pytest
 
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
-from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 
 if TYPE_CHECKING:
     from history import CommandLine, Group
     from pyspark.sql import SparkSession
-    from standalone import Cluster
     from stories import Stories
 
     from retryapp.pipeline.lake import Lake
@@ -65,18 +62,6 @@ def stories(spark: SparkSession) -> Stories:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, cache_dir: Path) -> Iterator[Cluster]:
-    from standalone import Cluster
-
-    from retryapp.pipeline.session import java_home
-
-    os.environ.setdefault("JAVA_HOME", str(java_home(cache_dir)))
-    made = Cluster(tmp_path)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def generating(spark: SparkSession) -> Iterator[SparkSession]:
     """The session, generating code as a user's does."""
     from quick import INTERPRETED
@@ -95,19 +80,11 @@ def connection(bootstrap: str) -> KafkaConnection:
 
 
 @pytest.fixture
-def topology() -> HandlerTopology:
-    """A handler with names that no other test has."""
-    return HandlerTopology(group=f"g{uuid.uuid4().hex[:8]}", main="orders")
-
-
-@pytest.fixture
-def group(connection: KafkaConnection, topology: HandlerTopology) -> Group:
-    """Its topics, with two partitions."""
+def group(connection: KafkaConnection) -> Group:
+    """A group that has nothing yet."""
     from history import Group
 
-    made = Group(connection, topology)
-    made.make(partitions=2)
-    return made
+    return Group(connection)
 
 
 @pytest.fixture

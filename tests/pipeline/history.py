@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 import uuid
 from collections import Counter
@@ -16,9 +15,8 @@ from harness.operator import Operator
 from samples import dead
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, failure_id
+from retryapp.core.record import Headers
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_offsets
 
@@ -35,14 +33,22 @@ tick = itertools.count(time.time_ns() // 1_000_000).__next__
 
 @dataclass
 class Group:
-    """One handler's retry, dead-letter and events topics."""
+    """The retry, dead-letter and events topics of one handler, with names that no other test has."""
 
     connection: KafkaConnection
-    topology: HandlerTopology
+    partitions: int = 2
+    has_main: bool = False
+    """Whether the main topic is there as well."""
+    topology: HandlerTopology = field(init=False)
     producer: Producer = field(init=False)
 
     def __post_init__(self) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.topology = HandlerTopology(group=f"g{name}", main=f"orders{name}" if self.has_main else "orders")
         self.producer = self.connection.client(Producer, acks="all", linger_ms=5)
+        if self.has_main:
+            self.admin.create_main_topic(self.topology.main, partitions=self.partitions)
+        self.make()
 
     @property
     def operator(self) -> Operator:
@@ -52,25 +58,21 @@ class Group:
     def admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
-    @classmethod
-    def with_main(cls, connection: KafkaConnection, partitions: int) -> Group:
-        """Return a fresh group whose main topic is there as well."""
-        topology = HandlerTopology(group=f"g{os.urandom(4).hex()}", main=f"orders{os.urandom(4).hex()}")
-        made = cls(connection, topology)
-        made.admin.create_main_topic(topology.main, partitions=partitions)
-        made.make(partitions=partitions)
-        return made
+    @property
+    def where(self) -> tuple[str, ...]:
+        """How a command finds it."""
+        return ("--broker", self.connection.bootstrap, "--group", self.topology.group)
 
-    def make(self, partitions: int = 2) -> None:
+    def make(self) -> None:
         """Make all topics as a plan would."""
-        sizes = {"partitions": partitions, "main_max_message_bytes": 1_048_588, "replication": 1}
+        sizes = {"partitions": self.partitions, "main_max_message_bytes": 1_048_588, "replication": 1}
         self.admin.create(topic_specs(self.topology, **sizes))
         self.admin.wait_for_topics(self.topology.owned)
 
-    def make_again(self, topic: str, partitions: int) -> None:
+    def make_again(self, topic: str) -> None:
         """Delete one of the topics and make it again under its name."""
         self.operator.delete_topic(topic)
-        self.admin.create_main_topic(topic, partitions=partitions)
+        self.admin.create_main_topic(topic, partitions=self.partitions)
         self.admin.wait_for_topics([topic])
         self.producer = self.connection.client(Producer, acks="all", linger_ms=5)  # the old one knows the old topic
 
@@ -90,10 +92,9 @@ class Group:
 
     def send_dead(self, count: int) -> None:
         """Publish many dead letters, spread over the partitions."""
-        partitions = self.admin.describe_topics([self.topology.dlq])[self.topology.dlq].partitions
         for number in range(count):
             headers = encode_metadata(dead(number))
-            self.send(self.topology.dlq, number % partitions, b"k%d" % number, b"v" * 100, headers)
+            self.send(self.topology.dlq, number % self.partitions, b"k%d" % number, b"v" * 100, headers)
         self.flush()
 
     def places(self) -> Counter[tuple[str, int, int]]:
@@ -119,15 +120,4 @@ class Group:
         self, partition: int, metadata: RetryMetadata, *, key: bytes | None = None, value: bytes | None = b"v"
     ) -> None:
         self.send(self.topology.dlq, partition, key, value, encode_metadata(metadata))
-        self.flush()
-
-    def succeeded(self, partition: int, offset: int) -> None:
-        """Publish the event of a success after failures."""
-        origin = Origin(self.topology.main, "kq8G0bTz", partition, offset)
-        group = self.topology.group
-        event = Succeeded(
-            group=group, handler="shop.charge", failure_id=failure_id(group, origin), origin=origin.text, attempt=2,
-            started_ms=1, ended_ms=2, lateness_ms=0,
-        )  # fmt: skip
-        self.send(self.topology.events, partition, event.key, event.to_json())
         self.flush()

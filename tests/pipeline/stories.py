@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lives import GROUP, MAIN, Archive, cut
+from lives import GROUP, Archive, cut
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import causes, counts, figures
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 Story = Generator[None, "Tables", None]
 WRITERS: list[tuple[Callable[[Archive], Story], tuple[int, ...]]] = []
-
-
-def register(tell: Callable[[Archive], Story], *ends: int) -> int:
-    """Note a history, to be cut at these offsets; return its number."""
-    WRITERS.append((tell, ends))
-    return len(WRITERS) - 1
+COUNTS = (
+    "received", "failed", "done", "first_try_ok", "skipped", "recovered", "superseded", "pending", "held", "dead",
+    "discarded", "lost", "extra", "uncounted", "gaps", "overlaps",
+)  # fmt: skip
 
 
 def story(*ends: int) -> Callable[[Callable[[Archive], Story]], Any]:
     """Make a test of a generator: it writes a history, yields, and is sent the tables up to a cut of these offsets."""
 
     def made(tell: Callable[[Archive], Story]) -> Any:
-        number = register(tell, *ends)
+        number = len(WRITERS)
+        WRITERS.append((tell, ends))
 
         def test(stories: Stories) -> None:
             with pytest.raises(StopIteration):  # its end
@@ -66,7 +65,7 @@ class Stories:
         self._rows: dict[str, list[Any]] = {
             "rows": self.journeys.collect(),
             "ledger": counts.ledger(self.journeys, self.progress, self._cut),
-            "ways": figures.ways(self.rollup),
+            "sums": figures.ways(self.rollup),
             "delays": figures.delays_of(delays(self.journeys)),
             "causes": causes.causes(self.rollup),
         }
@@ -89,7 +88,7 @@ class Tables:
     rollup: DataFrame
     rows: list[Row]  # of journeys
     ledger: list[dict[str, Any]]
-    ways: list[dict[str, Any]]
+    sums: list[dict[str, Any]]  # of the rollup, without causes and time
     delays: list[dict[str, Any]]
     causes: list[dict[str, Any]]
 
@@ -100,12 +99,35 @@ class Tables:
         assert len(found) == len(self.rows)
         return found
 
-    @cached_property
-    def names(self) -> list[str]:
-        """Failure ids without their constant head, sorted."""
-        return sorted(row["failure_id"].removeprefix(f"{self.group}/{MAIN}@") for row in self.rows)
+    @property
+    def ways(self) -> dict[int, str]:
+        """The same as texts, see ``way_of``."""
+        return {offset: way_of(row) for offset, row in self.by_offset.items()}
 
-    def counted(self, *names: str) -> list[Any]:
-        """Return columns of the ledger of the only partition."""
-        (row,) = self.ledger
-        return [row[name] for name in names]
+    @property
+    def counted(self) -> list[str]:
+        """What the ledger counts of each partition, zeros left out."""
+        return [", ".join(f"{name} {row[name]}" for name in COUNTS if row[name]) for row in self.ledger]
+
+
+def way_of(journey: Row) -> str:
+    """Return a journey as text: fate, reason, what is odd about it, its attempts.
+
+    ``r1.2/4 5m +7 succeeded``: attempt 2 after replay 1, delivery 4, waited in tier 5m, began 7 ms late, succeeded. A
+    delivery that spent no attempt has ``-`` for its number.
+    """
+    odd = (f"{journey[name]} {name}" for name in ("replays", "missing", "copies") if journey[name])
+    head = ", ".join([" ".join(filter(None, (journey["fate"], journey["reason"]))), *odd])
+    return ": ".join([head, *filter(None, [", ".join(map(_attempt_of, journey["attempts"]))])])
+
+
+def _attempt_of(attempt: Row) -> str:
+    number, delivery, late_ms = attempt["attempt"] or "-", attempt["delivery"], attempt["lateness_ms"]
+    replay = f"r{attempt['replays']}." if attempt["replays"] else ""
+    words = (
+        f"{replay}{number}" if number == delivery else f"{replay}{number}/{delivery}",
+        attempt["tier"],
+        None if late_ms is None else f"{late_ms:+}",
+        attempt["outcome"],
+    )
+    return " ".join(filter(None, words))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
+DLQ = f"{GROUP}.{MAIN}.dlq"
 
 
 @dataclass
@@ -41,122 +42,160 @@ class Analysts:
     """The job and its results on one lake."""
 
     lake: Lake
+    archive: Archive = field(default_factory=Archive)
+    """What is new, until the next run."""
+
+    @property
+    def derived(self) -> Derived:
+        return Derived(self.lake)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return self.derived.last_result()
+
+    @property
+    def folder(self) -> Path:
+        """Of ``derived``."""
+        return Path(self.derived.place("").removeprefix("file://"))
+
+    def append(self) -> None:
+        if self.archive.rows:
+            Tables(self.lake).append(self.archive.frame(self.lake.spark))
+            self.archive.rows.clear()
 
     def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
-        dlq = f"{GROUP}.{MAIN}.dlq"
-        taken = TakenCut(GROUP, cut(*offsets), {}, {dlq: None}, lives={dlq: "id-dlq"})
+        self.append()
+        taken = TakenCut(GROUP, cut(*offsets), {}, {DLQ: None}, lives={DLQ: "id-dlq"})
         job = Analysis(self.lake, now_ms=lambda: NOON_MS)
         return job.run([taken], broker=broker, client_config=login)
 
-    def append(self, archive: Archive) -> None:
-        Tables(self.lake).append(archive.frame(self.lake.spark))
-        archive.rows.clear()
-
-    def collect(self, now_ms: int = NOON_MS) -> dict[str, Any]:
-        return collect(self.lake, now_ms=now_ms, within_ms=1_000)
+    def collect(self, now_ms: int = NOON_MS, **window: int) -> dict[str, Any]:
+        return collect(self.lake, now_ms=now_ms, within_ms=1_000, **window)
 
     def fates(self) -> dict[int, str]:
-        return {row["offset"]: row["fate"] for row in Derived(self.lake).read("journeys").collect()}
+        return {row["offset"]: row["fate"] for row in self.derived.read("journeys").collect()}
+
+
+@pytest.fixture
+def job(lake: Lake) -> Analysts:
+    """The job on a lake that has nothing yet."""
+    return Analysts(lake)
 
 
 @pytest.fixture(scope="module")
 def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysts, Analysed, Analysed]:
     """A lake that was analysed twice, with records that came late in between; its name is no pattern."""
-    folder = tmp_path_factory.mktemp("analysed") / "lake [1] {a}"
-    job, archive = Analysts(open_lake(spark, str(folder))), Archive()
+    job = Analysts(open_lake(spark, str(tmp_path_factory.mktemp("analysed") / "lake [1] {a}")))
     for offset in range(6):
-        archive.failed(offset, 1)
-    archive.counted(0, 5, ok=0, failed=5)
-    job.append(archive)
+        job.archive.failed(offset, 1)
+    job.archive.counted(0, 5, ok=0, failed=5)
     first = job.analyse(5)
     assert job.fates() == dict.fromkeys(range(5), "pending")
-    archive.succeeded(1, 2)
-    archive.failed(4, 2, reason="exhausted", started_ms=NOON_MS + 61_000)
-    job.append(archive)
+    job.archive.succeeded(1, 2)
+    job.archive.failed(4, 2, reason="exhausted", started_ms=NOON_MS + 61_000)
     return job, first, job.analyse(6)  # record 5 was there before, and lay at the cut
 
 
 @pytest.fixture
 def copied(spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], tmp_path: Path) -> Analysts:
     """A copy of that lake, to be changed."""
-    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake")
+    shutil.copytree(analysed[0].folder.parent, tmp_path / "lake")
     return Analysts(open_lake(spark, str(tmp_path / "lake")))
 
 
-def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
-    """Records, and what the cut releases: one was there before."""
-    job, first, second = analysed
+def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed], copied: Analysts) -> None:
+    """Records, and what the cut releases. Without news the result is that of the run before, checked now.
+
+    Without ``derived`` all is made again, and the same.
+    """
+    _, first, second = analysed
     assert (first.is_new, first.journeys, first.is_sound) == (True, 5, True)
     assert (second.is_new, second.journeys) == (True, 6)
-    assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
+    assert copied.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
+    before = {name: copied.derived.read(name).inputFiles() for name in DERIVED_TABLES}
+    again = copied.analyse(6)
+    assert {name: copied.derived.read(name).inputFiles() for name in DERIVED_TABLES} == before
+    assert (again.is_new, again.journeys, again.verdicts) == (False, 6, second.verdicts)
+    tables = {name: sorted(map(repr, copied.derived.read(name).collect())) for name in DERIVED_TABLES}
+    shutil.rmtree(copied.folder)
+    assert copied.analyse(6).is_new
+    assert {name: sorted(map(repr, copied.derived.read(name).collect())) for name in DERIVED_TABLES} == tables
 
 
 @pytest.mark.extended
-def test_records_are_read_once(copied: Analysts) -> None:
-    """As long as files tell what was added, joined or not; else all are read anew. Fates are the same either way."""
-    job, derived, archive = copied, Derived(copied.lake), Archive()
-    tables = Tables(job.lake)
+def test_records_are_read_once(spark: SparkSession, copied: Analysts) -> None:
+    """As long as files tell what was added, joined or not; else all are read anew. Fates are the same either way.
+
+    So it is after rows were deleted: the ledger misses them, and a first analysis does not find them in the log again.
+    """
+    job, tables = copied, Tables(copied.lake)
 
     def read() -> list[int]:
-        return [derived.read("readings", each).count() for each in (derived.result() or {})["readings"]]
+        return [job.derived.read("readings", each).count() for each in job.result["readings"]]
+
+    def add_success(offset: int) -> None:
+        job.archive.succeeded(offset, 2)
+        job.append()
+        tables.join_small_files()
 
     assert read() == [7, 2], "the second run read what came after the first"
-    archive.ends[f"{GROUP}.{MAIN}.events", 0] = 2
-    archive.succeeded(2, 2)
-    job.append(archive)
-    tables.join_small_files()
+    job.archive.ends[f"{GROUP}.{MAIN}.events", 0] = 2
+    add_success(2)
     job.analyse(6)
     assert (read(), job.fates()[2]) == ([7, 2, 1], "done")
-    archive.succeeded(3, 2)
-    job.append(archive)
-    tables.join_small_files()
+    add_success(3)
     Upkeep(job.lake, now_ms=lambda: NOON_MS).vacuum(0)
-    job.analyse(6)
+    assert job.analyse(6).is_sound
     assert read() == [11], "the file that was added is gone"
     assert job.fates() == {0: "pending", 1: "done", 2: "done", 3: "done", 4: "dead", 5: "pending"}
+
+    spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
+    deleted = job.analyse(6)
+    assert (deleted.is_new, deleted.journeys, read()) == (True, 5, [10])
+    (lost,) = [verdict for verdict in deleted.verdicts if verdict.is_error]
+    assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
+    shutil.rmtree(job.folder)
+    back = job.analyse(3)  # and the cut has moved back
+    assert (back.is_new, back.journeys) == (True, 2)
+    assert job.collect()["totals"]["failed"] == 2
 
 
 def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Every table is in it, and an old analysis is a failed check."""
     job, _, _ = analysed
     report = job.collect(NOON_MS + 2_000)
-    assert (report["totals"]["failed"], report["totals"]["recovered"], report["totals"]["dead"]) == (6, 1, 1)
+    assert report["headline"] == "6 records failed: 1 recovered, 4 waiting, 1 dead"
     found = [(row["reason"], row["failures"], row["records"], row["dead"]) for row in report["causes"]]
     assert found == [("exhausted", 2, 1, 1), (None, 5, 5, 0)]
-    assert (report["causes"][0]["template"], report["in_all"]["causes"], report["in_all"]["deadly_keys"]) == (
-        "no",
-        2,
-        0,
-    )
+    assert report["causes"][0]["template"] == "no"
+    assert (report["in_all"]["causes"], report["in_all"]["deadly_keys"]) == (2, 0)
     assert [entry["command"] for entry in report["todo"] if " dead record" in entry["title"]] == [
         f"retryapp dead show {GROUP}/{MAIN}@{TOPIC_ID}/0/4 --broker kafka-1:9092"
     ]
-    assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
+    assert [row["topic"] for row in report["retention"]] == [DLQ]
     assert [check["name"] for check in report["checks"] if check["failures"]] == ["the archive is fresh"]
     with patch("retryapp.pipeline.report.facts.ATTEMPTS", 1):
         report = job.collect()
     assert ([row["attempt"] for row in report["funnel"]], report["in_all"]["funnel"]) == ([1], 2)
     assert "Later attempts" in to_page(report)
     for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
-        report = collect(job.lake, now_ms=NOON_MS + 500, within_ms=1_000, since_ms=since_ms)
+        report = job.collect(NOON_MS + 500, since_ms=since_ms)
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
 
 
-def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(lake: Lake) -> None:
+def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(job: Analysts) -> None:
     """Unknown is not 0: that would drop every journey, and all checks would hold.
 
     Workers that were killed have not counted their last minute: the group had passed what failed in it, too. Of three
     partitions the first is counted whole, the second is cut off, and of the third all counts are gone.
     """
-    job, archive = Analysts(lake), Archive()
     counted = {"ok": 0, "failed": 2}, {"ok": 0, "failed": 3}, {"ok": 3, "failed": 1}
     for partition, minutes in enumerate((3, 2, 0)):
         for offset in range(6):
-            archive.failed(offset, 1, partition=partition)
+            job.archive.failed(offset, 1, partition=partition)
         for (first, end), counts in zip(((0, 2), (2, 5), (5, 9))[:minutes], counted, strict=False):
-            archive.counted(first, end, partition=partition, **counts)
-    job.append(archive)
+            job.archive.counted(first, end, partition=partition, **counts)
     found = job.analyse(None, None, None)
     assert (found.journeys, found.is_sound) == (18, True)
     report = job.collect()
@@ -168,36 +207,9 @@ def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_arc
     assert told.name in {check["name"] for check in report["checks"] if check["failures"]}
 
 
-def test_a_main_topic_that_was_deleted_is_a_warning(copied: Analysts) -> None:
-    """What failed of it is counted whole, and it keeps no other from being analysed."""
-    taken = TakenCut(GROUP, [], {}, {}, gone=(MAIN,))
-    found = Analysis(copied.lake, now_ms=lambda: NOON_MS).run([taken], broker="kafka-1:9092")
-    assert (found.journeys, found.is_sound) == (6, True)
-    assert [(each.name, each.examples) for each in found.verdicts if each.failures] == [
-        ("ledger: main topics are there", (f"{GROUP} {MAIN}",))
-    ]
-    assert copied.collect()["headline"] == "6 records failed: 1 recovered, 4 waiting, 1 dead"
-
-
-@pytest.mark.extended
-def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSession, copied: Analysts) -> None:
-    """And what was deleted is missed by the ledger; a first analysis does not find it in the log again."""
-    job = copied
-    spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
-    third = job.analyse(6)
-    assert (third.is_new, third.journeys, third.is_sound) == (True, 5, False)
-    assert len((Derived(job.lake).result() or {})["readings"]) == 1, "nothing of it is kept"
-    (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
-    assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
-    shutil.rmtree(job.lake.table("derived").removeprefix("file://"))
-    back = job.analyse(3)
-    assert (back.is_new, back.journeys) == (True, 2)
-    assert job.collect()["totals"]["failed"] == 2
-
-
 def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: CommandLine) -> None:
     """Of every command: Spark's failures are the surroundings', and none of the program."""
-    for file in Path(copied.lake.uri.removeprefix("file://")).glob("derived/*/*/*.parquet"):
+    for file in copied.folder.glob("*/*/*.parquet"):
         file.write_bytes(b"overwritten")
         file.with_name(f".{file.name}.crc").unlink()
     for name in ("causes", "report"):
@@ -207,153 +219,126 @@ def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: Co
 
 
 @pytest.mark.extended
-def test_what_was_erased_is_not_lost(lake: Lake) -> None:
+def test_what_was_erased_is_not_lost(job: Analysts) -> None:
     """Workers have counted it; what is missing of later ranges is told."""
-    job, archive = Analysts(lake), Archive()
     for offset in range(3):
-        archive.failed(offset, 1, key=hash_key(b"ada", lake.salt) if offset else "other")
-    archive.counted(0, 10, ok=6, failed=4)  # one was on its topic still, and is not archived any more
-    job.append(archive)
-    assert Upkeep(lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
+        job.archive.failed(offset, 1, key=hash_key(b"ada", job.lake.salt) if offset else "other")
+    job.archive.counted(0, 10, ok=6, failed=4)  # one was on its topic still, and is not archived any more
+    job.append()
+    assert Upkeep(job.lake, now_ms=lambda: NOON_MS + MINUTE_MS).erase(b"ada").rows == 2
     assert job.analyse(10).is_sound
     (ledger,) = job.collect()["ledger"]
     assert (ledger["failed"], ledger["pending"], ledger["lost"]) == (4, 1, 0)
-    archive.counted(10, 20, ok=9, failed=1, from_ms=NOON_MS + MINUTE_MS + 1)
-    job.append(archive)
+    job.archive.counted(10, 20, ok=9, failed=1, from_ms=NOON_MS + MINUTE_MS + 1)
     (found,) = [verdict for verdict in job.analyse(20).verdicts if verdict.is_error]
     assert (found.name, found.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
 
 
-def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
-    """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
-    job, _, second = analysed
-    derived = Derived(job.lake)
-    before = {name: derived.read(name).inputFiles() for name in DERIVED_TABLES}
-    again = job.analyse(6)
-    assert {name: derived.read(name).inputFiles() for name in DERIVED_TABLES} == before
-    assert (again.is_new, again.journeys, again.verdicts) == (False, 6, second.verdicts)
-    tables = {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES}
-    shutil.rmtree(job.lake.table("derived").removeprefix("file://"))
-    assert job.analyse(6).is_new
-    assert {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES} == tables
-
-
 @pytest.mark.extended
-def test_a_result_that_is_half_written_or_lacks_its_tables(lake: Lake, tmp_path: Path) -> None:
+def test_a_result_that_is_half_written_or_lacks_its_tables(job: Analysts) -> None:
     """The result before it stands; tables that are gone are made again, though nothing is new."""
-    job, archive = Analysts(lake), Archive()
-    archive.failed(0, 1)
-    job.append(archive)
+    job.archive.failed(0, 1)
     first = job.analyse(5)
-    derived = Derived(job.lake)
-    (tmp_path / "lake" / "derived" / "analysis.000000002.json").write_text('{"version": 3, "run')
-    assert (derived.result() or {}).get("run_id") == first.run_id
-    shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
+    (job.folder / "analysis.000000002.json").write_text('{"version": 3, "run')
+    assert job.result["run_id"] == first.run_id
+    shutil.rmtree(job.folder / first.run_id)
     again = job.analyse(5)
     assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
     moved = job.analyse(5, broker="kafka-2:9092", login="/etc/me")
-    result = derived.result() or {}
-    assert (moved.run_id, result["broker"], result["client_config"]) == (again.run_id, "kafka-2:9092", "/etc/me")
+    assert moved.run_id == again.run_id
+    assert (job.result["broker"], job.result["client_config"]) == ("kafka-2:9092", "/etc/me")
 
 
-def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake) -> None:
+def test_tables_of_the_run_before_stay_for_their_readers(job: Analysts) -> None:
     """Also when a result is noted again; of two runs that end at once one is refused, and removes nothing."""
-    derived, folder = Derived(lake), Path(lake.uri.removeprefix("file://")) / "derived"
+    folder = job.folder
     for run_id in ("a", "b", "b"):
         (folder / run_id).mkdir(parents=True, exist_ok=True)
-        derived.put_result({"run_id": run_id, "readings": []})
+        job.derived.put_result({"run_id": run_id, "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000003.json", "b"]
-    other, seen = Derived(lake), ["analysis.000000003.json"]
-    derived.put_result({"run_id": "b", "readings": []})
+    other, seen = job.derived, ["analysis.000000003.json"]
+    job.derived.put_result({"run_id": "b", "readings": []})
     with patch.object(other, "_results", return_value=seen), pytest.raises(OtherRunError):
         other.put_result({"run_id": "c", "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
 
 
-def test_a_window_is_of_its_time_and_the_totals_of_all(lake: Lake) -> None:
+def test_a_window_is_of_its_time_and_the_totals_of_all(job: Analysts) -> None:
     """What is compared is as long as the window, and more only where the archive has all of it."""
-    job, archive = Analysts(lake), Archive()
     day_ms = 86_400_000
     for offset in range(12):
-        archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
-    archive.failed(12, 1, fingerprint="old", started_ms=NOON_MS - 7 * day_ms + 60_000)
+        job.archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
+    job.archive.failed(12, 1, fingerprint="old", started_ms=NOON_MS - 7 * day_ms + 60_000)
     for offset in range(13, 24):
-        archive.failed(offset, 1, fingerprint="fresh", started_ms=NOON_MS - 500)
-    job.append(archive)
+        job.archive.failed(offset, 1, fingerprint="fresh", started_ms=NOON_MS - 500)
     job.analyse(50)
 
     def seen(rows: list[dict[str, Any]]) -> dict[str, tuple[int, str | None]]:
         return {row["fingerprint"]: (row["failures"], row["change"]) for row in rows}
 
-    report = collect(job.lake, now_ms=NOON_MS, within_ms=1_000, since_ms=NOON_MS - 7 * day_ms)
+    report = job.collect(since_ms=NOON_MS - 7 * day_ms)
     assert seen(report["causes"]) == {"old": (1, "fewer"), "fresh": (11, "new")}
     assert report["headline"] == "24 records failed: 0 recovered, 24 waiting, 0 dead"
-    result = Derived(job.lake).last_result()
-    long, short = (causes_of(job.lake, result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100))
-    assert seen(long) == {"old": (13, None), "fresh": (11, None)}
-    assert seen(short)["fresh"] == (11, "new"), "a window of less than an interval has its interval"
+    windows = (causes_of(job.lake, job.result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100))
+    long, short = map(seen, windows)
+    assert long == {"old": (13, None), "fresh": (11, None)}
+    assert short["fresh"] == (11, "new"), "a window of less than an interval has its interval"
 
 
-def test_a_clock_that_was_wrong_does_not_blur_all_others(lake: Lake) -> None:
+def test_a_clock_that_was_wrong_does_not_blur_all_others(job: Analysts) -> None:
     """A range from 1970 on, and a failure in the year 9999: intervals stay short, and no first try is lost."""
-    job, archive = Analysts(lake), Archive()
     for offset in range(20):
-        archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
-    archive.counted(0, 21, ok=0, failed=21)
-    archive.failed(20, 1, started_ms=253_402_300_000_000)
+        job.archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
+    job.archive.counted(0, 21, ok=0, failed=21)
+    job.archive.failed(20, 1, started_ms=253_402_300_000_000)
     for first in range(21, 41):
-        archive.counted(first, first + 1, ok=1, failed=0)
-    archive.counted(41, 51, ok=10, failed=0, from_ms=0)
-    job.append(archive)
+        job.archive.counted(first, first + 1, ok=1, failed=0)
+    job.archive.counted(41, 51, ok=10, failed=0, from_ms=0)
     job.analyse(51)
-    result = Derived(job.lake).result() or {}
-    rows = Derived(job.lake).read("rollup").where("fingerprint IS NULL").collect()
-    assert (result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
+    rows = job.derived.read("rollup").where("fingerprint IS NULL").collect()
+    assert (job.result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("is_counted", [False, True])
-def test_what_fails_before_the_cut_is_an_outage_if_it_was_counted(lake: Lake, is_counted: bool) -> None:
+def test_what_fails_before_the_cut_is_an_outage_once_it_was_counted(job: Analysts) -> None:
     """What succeeds beside it is counted later; the report looks at counted time alone.
 
     Causes that have no name there are not called by the error of one of them.
     """
-    job, archive = Analysts(lake), Archive()
-    archive.counted(0, 100, ok=90, failed=10)
+    job.archive.counted(0, 100, ok=90, failed=10)
     for offset in range(10):
-        archive.failed(offset, 1, started_ms=NOON_MS + offset * 6_000)
+        job.archive.failed(offset, 1, started_ms=NOON_MS + offset * 6_000)
     for offset in range(100, 130):
-        archive.failed(offset, 1, started_ms=NOON_MS + MINUTE_MS + offset * 100)
-    if is_counted:
-        archive.counted(100, 130, ok=0, failed=30, from_ms=NOON_MS + MINUTE_MS, to_ms=NOON_MS + 2 * MINUTE_MS)
-    job.append(archive)
+        job.archive.failed(offset, 1, started_ms=NOON_MS + MINUTE_MS + offset * 100)
     job.analyse(130)
-    assert [row["records"] for row in job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]] == [30] * is_counted
+    assert job.collect(NOON_MS + 2 * MINUTE_MS)["outages"] == []
+    job.archive.counted(100, 130, ok=0, failed=30, from_ms=NOON_MS + MINUTE_MS, to_ms=NOON_MS + 2 * MINUTE_MS)
+    job.analyse(130)
+    assert [row["records"] for row in job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]] == [30]
     with patch("retryapp.pipeline.report.facts.by_interval", lambda rollup, _: by_interval(rollup, [])):
-        found = job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]
-    assert [[cause["template"] for cause in row["causes"]] for row in found] == [["others"]] * is_counted
+        (found,) = job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]
+    assert [cause["template"] for cause in found["causes"]] == ["others"]
 
 
 @pytest.mark.extended
 def test_a_loss_fails_the_checks_until_it_is_acknowledged(copied: Analysts, command: CommandLine) -> None:
     """It stays visible, as a warning with the note; a topic's name is all of its losses; an unknown one is refused."""
-    job = copied
-    life = Life(topic=f"{GROUP}.{MAIN}.dlq", topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
-    gaps = Gaps(job.lake)
+    job, gaps = copied, Gaps(copied.lake)
+    life = Life(topic=DLQ, topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
     for partition, begin, end, reason in ((0, 3, None, DELETED), (0, 3, None, DELETED), (1, None, 1_000, CUT_OFF)):
         gaps.put(Gap(life, partition, begin, end, reason).row(CLUSTER, "r1", NOON_MS))
     deleted, cut_off = gaps.rows()
     (found,) = [verdict for verdict in job.analyse(6).verdicts if verdict.is_error]
     assert found.examples == (
-        f"{deleted['gap']} {life.topic}[0] from offset 3 to an unknown offset (deleted)",
-        f"{cut_off['gap']} {life.topic}[1] is shorter than the archive: new records below offset 1,000 are not read",
+        f"{deleted['gap']} {DLQ}[0] from offset 3 to an unknown offset (deleted)",
+        f"{cut_off['gap']} {DLQ}[1] is shorter than the archive: new records below offset 1,000 are not read",
     )
     commands = {entry["title"]: entry["command"] for entry in job.collect()["todo"]}
     assert commands[f"Check failed: {found.name}"] == f"retryapp pipeline gaps --lake {job.lake.uri}"
     assert gaps.open_of(GROUP) == 2
     assert command("gaps", "--acknowledge", "unknown")[0] == ExitCode.ENVIRONMENT
     assert command("gaps", "--acknowledge", cut_off["gap"], "--note", "disk 7")[0] == ExitCode.FINE
-    _, facts = command("gaps", "--acknowledge", life.topic, "--note", "deleted on purpose")
+    _, facts = command("gaps", "--acknowledge", DLQ, "--note", "deleted on purpose")
     assert [row["note"] for row in facts["gaps"]] == ["deleted on purpose", "disk 7"]
     assert gaps.open_of(GROUP) == 0
     after = job.analyse(6)

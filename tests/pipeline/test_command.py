@@ -27,13 +27,13 @@ from retryapp.cli import pipeline
 from retryapp.cli._spark import cancelled_by, interruptible
 from retryapp.cli.main import run
 from retryapp.core.errors import InvalidSettingError, PortTakenError
-from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import beside
+from retryapp.stage import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,28 +41,46 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_archive_status_and_upkeep(command: CommandLine, group: Group, tmp_path: Path) -> None:
-    """Every command prints one JSON object; a loss is exit code 1. A group that is gone keeps no other from its run."""
-    topic = group.topology.dlq
+def test_every_command(
+    command: CommandLine, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each prints one JSON object; a loss is exit code 1. A group that is gone keeps no other from its run.
+
+    What is archived is analysed once a vacuum has ended, and the page says the same as the JSON.
+    """
+    topic, page = group.topology.dlq, tmp_path / "report.html"
+    where = group.where
     for number in range(3):
         group.dead(0, dead(number), key=b"ada")
-    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
     code, facts = command("archive", *where, "--group", "a-gone")
     assert (code, facts["error"]["type"], places_of(tmp_path / "lake").total()) == (3, "GroupMissingError", 3)
-    group.dead(0, dead(3))
-    group.dead(0, dead(4))
+    for number in (3, 4):
+        group.dead(0, dead(number))
     code, facts = command("status", *where)
     topics = {outlook["topic"]: outlook for outlook in facts["topics"]}
     unread = topics[topic]
     assert (code, unread["behind"], unread["epoch"], topics[group.topology.events]["behind"]) == (0, 2, 1, 0)
     assert unread["loss_at_ms"] == unread["oldest_unread_ms"] + 30 * 86_400_000
-    group.operator.delete_records(topic, 0, 4)
+    with ExitStack() as vacuum:
+        vacuum.enter_context(Holds(lake).take("vacuum", ANALYSIS_HOLD))
+        monkeypatch.setattr("retryapp.cli._analyse.print_waiting", lambda _: vacuum.close())
+        code, facts = command("analyse", *where, "--report", str(page))
+    assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 2, 5, True)
+    failed = [each["name"] for each in facts["verdicts"] if each["failures"]]
+    assert failed == ["ledger: main topics are there"], "what failed of a topic that is gone is counted whole"
+    assert facts["report"]["totals"]["dead"] == 5
+    assert facts["report"]["headline"] in page.read_text()
+    code, facts = command("report")
+    assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 5, "ValueError")
+    for number in (5, 6):
+        group.dead(0, dead(number))
+    group.operator.delete_records(topic, 0, 6)
     assert command("status", *where)[0] == 1
     code, facts = command("archive", *where)
     (archived,) = facts["groups"]
     assert (code, archived["rows"]) == (1, 1)
-    assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 3, 4)]
-    assert {"topic": topic, "partition": 0, "offset": 5} in archived["cut"]
+    assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 5, 6)]
+    assert {"topic": topic, "partition": 0, "offset": 7} in archived["cut"]
     (tmp_path / "key").write_bytes(b"ada")
     erase = ("erase", "--key-file", str(tmp_path / "key"), *where)
     assert command(*erase, "--group", "a-typo")[0] == 3, "before anything is erased"
@@ -77,9 +95,8 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
     command: CommandLine, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large one may take minutes, and supervisors kill after some seconds; a rerun archives it."""
-    group, rows, tracker = Group.with_main(connection, partitions=2), Archive._rows, spark.sparkContext.statusTracker()
+    group, rows, tracker = Group(connection, has_main=True), Archive._rows, spark.sparkContext.statusTracker()
     group.send_dead(400)
-
     begun = threading.Event()
 
     def slow(*arguments: Any) -> Any:
@@ -88,40 +105,20 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
 
     def operator() -> None:
         begun.wait()
-        while not tracker.getActiveStageIds():
-            time.sleep(0.05)
+        wait_for(tracker.getActiveStageIds, "the batch is under way")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
     for name in ("archive", "analyse"):
         with monkeypatch.context() as slowed:
             slowed.setattr(Archive, "_rows", slow)
             begun.clear()
             person, began_s = threading.Thread(target=operator, daemon=True), time.monotonic()
             person.start()
-            code, facts = command(name, *where)
+            code, facts = command(name, *group.where)
             assert (code, time.monotonic() - began_s < 15) == (130, True), facts
             person.join()
-    code, facts = command("archive", *where)
+    code, facts = command("archive", *group.where)
     assert (code, facts["groups"][0]["rows"]) == (0, 400)
-
-
-def test_analyse_and_report(
-    command: CommandLine, lake: Lake, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is archived is analysed once a vacuum has ended, and the page says the same as the JSON."""
-    group.send_dead(3)
-    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
-    page = tmp_path / "report.html"
-    with ExitStack() as vacuum:
-        vacuum.enter_context(Holds(lake).take("vacuum", ANALYSIS_HOLD))
-        monkeypatch.setattr("retryapp.cli._analyse.print_waiting", lambda _: vacuum.close())
-        code, facts = command("analyse", *where, "--report", str(page))
-    assert (code, facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (0, 3, 3, True)
-    assert facts["report"]["totals"]["dead"] == 3
-    assert facts["report"]["headline"] in page.read_text()
-    code, facts = command("report")
-    assert (code, facts["totals"]["failed"], facts["causes"][0]["error_type"]) == (0, 3, "ValueError")
 
 
 def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,57 +157,52 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.extended
 @pytest.mark.parametrize("way", ["sasl_tls", "tls", "keystore"])
 def test_spark_gets_in_with_what_the_other_clients_have(
-    command: CommandLine, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
+    command: CommandLine, secured: SecuredBroker, tmp_path: Path, way: str
 ) -> None:
     """A SCRAM login over TLS, a client certificate in PEM or a keystore: the same file serves, with rights to look."""
-    group = Group(KafkaConnection(secured.plain), topology)
-    group.make(partitions=1)
+    group = Group(KafkaConnection(secured.plain))
     group.dead(0, dead(0))
     certificate = str(secured.certificates.folder / "broker.pem")  # Java reads a key in PKCS #8 only
     properties = {
         "sasl_tls": {
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": USER,
+            "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": USER,
             "sasl.password": PASSWORD,
         },
         "tls": {
-            "security.protocol": "SSL",
-            "ssl.certificate.location": certificate,
-            "ssl.key.location": certificate,
+            "security.protocol": "SSL", "ssl.certificate.location": certificate, "ssl.key.location": certificate,
         },
         "keystore": {
-            "security.protocol": "SSL",
-            "ssl.keystore.location": str(secured.certificates.folder / "broker.p12"),
+            "security.protocol": "SSL", "ssl.keystore.location": str(secured.certificates.folder / "broker.p12"),
             "ssl.keystore.password": PASSWORD,
         },
-    }[way] | {"ssl.ca.location": str(secured.certificates.ca)}
+    }[way] | {"ssl.ca.location": str(secured.certificates.ca)}  # fmt: skip
     config = tmp_path / "client.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    look = rights_of_people("look", billing=topology.group, orders=topology.main)
+    look = rights_of_people("look", billing=group.topology.group, orders=group.topology.main)
     grant(Operator(secured.plain), look, "*")  # a certificate's name is its subject
     address = secured.sasl_tls if way == "sasl_tls" else secured.tls
-    where = ("--broker", address, "--group", topology.group, "--client-config", str(config))
-    code, facts = command("archive", *where)
-    assert (code, facts["groups"][0]["rows"]) == (0, 1), facts
-    code, facts = command("status", *where)
-    assert code == 0, facts
-    code, facts = command("analyse", *where)
-    assert (code, facts["journeys"]) == (0, 1), facts
+    where = ("--broker", address, "--group", group.topology.group, "--client-config", str(config))
+    done = {name: command(name, *where) for name in ("archive", "status", "analyse")}
+    assert [code for code, _ in done.values()] == [0, 0, 0], done
+    assert (done["archive"][1]["groups"][0]["rows"], done["analyse"][1]["journeys"]) == (1, 1)
 
 
-def test_a_stop_ends_what_runs_beside_too(spark: SparkSession) -> None:
-    """A query in a thread of its own has the job's tag."""
+def test_a_stop_ends_what_runs_beside_too_and_no_other_job(spark: SparkSession) -> None:
+    """A query in a thread of its own has the job's tag; a notebook's other jobs in the same session go on."""
     stopped, jobs = threading.Event(), spark.sparkContext.statusTracker()
 
     def endless() -> object:
         return spark.range(10**15).selectExpr("sum(hash(id))").collect()
 
-    with pytest.raises(KeyboardInterrupt), cancelled_by(stopped, spark), beside(spark, endless) as work:  # noqa: PT012
-        while not jobs.getActiveJobsIds():
-            assert not work.done()
-        stopped.set()
-        work.result()
+    with beside(spark, endless) as other:
+        try:
+            with pytest.raises(KeyboardInterrupt), cancelled_by(stopped, spark), beside(spark, endless) as work:  # noqa: PT012
+                wait_for(lambda: len(jobs.getActiveJobsIds()) == 2, "both run")
+                stopped.set()
+                work.result()
+            assert (other.done(), list(spark.sparkContext.getJobTags())) == (False, [])
+        finally:
+            spark.sparkContext.cancelAllJobs()
 
 
 def test_the_first_signal_is_polite_and_the_second_ends_at_once() -> None:
@@ -224,12 +216,9 @@ def test_the_first_signal_is_polite_and_the_second_ends_at_once() -> None:
 
 # -- metrics -----------------------------------------------------------------------------------------------------
 
-Samples = dict[str, float]
-"""Name without its prefix → value."""
 
-
-def scrape(address: str) -> Samples:
-    """Ask as Prometheus does."""
+def scrape(address: str) -> dict[str, float]:
+    """Ask as Prometheus does: name without its prefix → value."""
     text = urlopen(address, timeout=10).read().decode()  # noqa: S310 - an address of the test's own
     return {
         sample.name.removeprefix("retryapp_pipeline_"): sample.value
@@ -238,8 +227,8 @@ def scrape(address: str) -> Samples:
     }
 
 
-def test_a_round_says_when_it_ended_and_what_it_missed() -> None:
-    """On a port that nobody else has."""
+def test_metrics_are_served_on_a_port_that_nobody_else_has() -> None:
+    """When a round ended and what it missed. For an address of another machine another port does not help."""
     metrics = PipelineMetrics()
     with metrics.served("127.0.0.1", 0) as port:
         metrics.round_ended("billing", ended_ms=1_005_000, gaps=2)
@@ -247,13 +236,9 @@ def test_a_round_says_when_it_ended_and_what_it_missed() -> None:
         with pytest.raises(PortTakenError, match="--metrics-port"), PipelineMetrics().served("127.0.0.1", port):
             pytest.fail("it is taken")
     assert (found["last_round_timestamp_seconds"], found["unacknowledged_gaps"]) == (1_005, 2)
-
-
-@pytest.mark.parametrize("address", ["192.0.2.1", "nowhere.invalid"])
-def test_an_address_of_another_machine_is_not_a_port_that_is_taken(address: str) -> None:
-    """Another port does not help."""
-    with pytest.raises(InvalidSettingError, match="--metrics-bind"), PipelineMetrics().served(address, 0):
-        pytest.fail("it is not ours")
+    for address in ("192.0.2.1", "nowhere.invalid"):
+        with pytest.raises(InvalidSettingError, match="--metrics-bind"), PipelineMetrics().served(address, 0):
+            pytest.fail("it is not ours")
 
 
 def test_the_address_of_the_metrics_can_be_opened(
@@ -270,25 +255,26 @@ def test_a_run_of_the_archive_is_seen_over_http(
 ) -> None:
     """`archive --every --metrics-port` serves them while it runs, and closes the port at its end."""
     group.dead(0, dead(0))
-    scrapes: list[tuple[str, Samples]] = []
+    said: list[str] = []
+    scrapes: list[tuple[str, dict[str, float]]] = []
+
+    def has_ended_a_round() -> bool:
+        said.append(capfd.readouterr().err)
+        if found := re.search(r"metrics: (http://\S+)", "".join(said)):
+            scrapes.append((found.group(1), scrape(found.group(1))))
+        return bool(scrapes) and "last_round_timestamp_seconds" in scrapes[-1][1]
 
     def operator() -> None:
-        said, deadline_s = "", time.monotonic() + 200
-        while time.monotonic() < deadline_s:
-            said += capfd.readouterr().err
-            found = re.search(r"metrics: (http://\S+)", said)
-            if found is not None:
-                scrapes.append((found.group(1), scrape(found.group(1))))
-                if "last_round_timestamp_seconds" in scrapes[-1][1]:
-                    break
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            wait_for(has_ended_a_round, "a round", timeout_s=200)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
 
     person = threading.Thread(target=operator)
     person.start()
     began_s = time.time()  # noqa: TID251 - what the program's own clock is held against
-    words = ["--broker", group.connection.bootstrap, "--group", group.topology.group, "--lake", str(tmp_path / "lake")]
-    code = run(["pipeline", "archive", *words, "--every", "50ms", "--metrics-port", "0"])
+    words = ["--every", "50ms", "--metrics-port", "0", "--lake", str(tmp_path / "lake")]
+    code = run(["pipeline", "archive", *group.where, *words])
     ended_s = time.time()  # noqa: TID251
     person.join()
     assert code == 0

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pyspark
 import pytest
-from commands import PATIENCE_S, Command, batches
+from commands import PATIENCE_S, Cluster, Command, batches
 from delta import places_of
 from history import Group
 from quick import INTERPRETED
 from samples import dead
-from standalone import Cluster
 
 import retryapp.cli.main
 from retryapp.core.headers import encode_metadata
@@ -33,6 +32,7 @@ from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.errors import JobFailedError
 from retryapp.pipeline.failures import failures_named
 from retryapp.pipeline.lake import open_lake
+from retryapp.pipeline.session import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ SMALL, LARGE = "size=1m", "size=64m"
 @pytest.fixture
 def full(connection: KafkaConnection) -> Group:
     """A group with many dead letters in four partitions, and its main topic."""
-    made = Group.with_main(connection, partitions=4)
+    made = Group(connection, partitions=4, has_main=True)
     made.send_dead(RECORDS)
     return made
 
@@ -71,58 +71,43 @@ def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path
     assert places_of(lake).total() == RECORDS
 
 
-def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
-    """SIGTERM in an archive run, Ctrl-C in an analysis: each ends with a word and 130, and a rerun continues."""
-    lake, words = tmp_path / "lake", ("--master", "local[2]")
+def test_whatever_ends_a_run_the_next_one_continues(full: Group, spark: SparkSession, tmp_path: Path) -> None:
+    """SIGTERM in an archive run, also while its JVM starts; kill -9 and Ctrl-C in an analysis.
+
+    After a signal it ends clean, with a word and 130. Whatever was written, the last run has each record once, and
+    leaves nothing of the others.
+    """
+    lake, derived, words = tmp_path / "lake", tmp_path / "lake" / "derived", ("--master", "local[2]")
+    with Command(tmp_path, "archive", lake=lake, group=full) as starting:
+        starting.wait_until(lambda: psutil.Process(starting.pid).children())
+        assert starting.signal_all(signal.SIGTERM) == 130
+        starting.check_clean()
     with Command(tmp_path, "archive", "--rows-per-batch", "100", *words, lake=lake, group=full) as archive:
         archive.wait_until(lambda: batches(lake))
         assert archive.signal_all(signal.SIGTERM) == 130
         archive.check_clean()
         assert archive.end()[1]["groups"][0]["interrupted"]
     assert 0 < places_of(lake).total() < RECORDS, "it was not stopped in the middle"
-    with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
-        analyse.wait_until(lambda: list((lake / "derived").glob("*/readings")))
-        assert analyse.signal_all(signal.SIGINT) == 130
-        analyse.check_clean()
-        error = analyse.end()[1]["error"]
-        assert error["type"] == "Interrupted"
-        assert "a rerun continues" in error["message"]
+    kill, ctrl_c = signal.SIGKILL, signal.SIGINT
+    for step, number in (("readings", kill), ("journeys", kill), ("rollup", kill), ("readings", ctrl_c)):
+        with Command(tmp_path / number.name, "analyse", *words, lake=lake, group=full) as analyse:
+            known = set(derived.glob(f"*/{step}"))
+            analyse.wait_until(lambda known=known, step=step: set(derived.glob(f"*/{step}")) - known)
+            code = analyse.signal_all(number)
+        assert not list(derived.glob("analysis.*.json")), "it was not ended in the middle"
+    analyse.check_clean()
+    error = analyse.end()[1]["error"]
+    assert (code, error["type"]) == (130, "Interrupted")
+    assert "a rerun continues" in error["message"]
     assert places_of(lake) == full.places()
-    assert not list((lake / "derived").glob("analysis.*.json")), "it was not stopped in the middle"
     with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
         code, facts = again.end()
-        assert code in {0, 1}, facts  # dead letters of no main record are findings
-        assert facts["journeys"] == RECORDS
         again.check_clean()
-    assert len(list((lake / "derived").glob("analysis.*.json"))) == 1
-
-
-def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever it had written, the next run has each record once, and leaves nothing of the killed ones."""
-    lake, words = tmp_path / "lake", ("--master", "local[2]")
-    for step in ("*/readings", "*/journeys", "*/rollup"):
-        with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
-            known = set((lake / "derived").glob(step))
-            analyse.wait_until(lambda known=known, step=step: set((lake / "derived").glob(step)) - known)
-            analyse.kill()
-        assert not list((lake / "derived").glob("analysis.*.json")), "it was not killed in the middle"
-    with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
-        code, facts = again.end()
     assert (code in {0, 1}, facts["journeys"], facts["is_new"]) == (True, RECORDS, True)
-    opened = open_lake(spark, str(lake))
-    found = [row["failure_id"] for row in Derived(opened).read("journeys").collect()]
+    found = [row["failure_id"] for row in Derived(open_lake(spark, str(lake))).read("journeys").collect()]
     assert (len(found), len(set(found))) == (RECORDS, RECORDS)
     run_id = facts["run_id"]
-    left = {path.name for path in (lake / "derived").iterdir()}
-    assert left == {"analysis.000000001.json", run_id, f"readings-{run_id}"}
-
-
-def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:
-    """The JVM has been started and does not serve yet: the command ends, and the JVM with it."""
-    with Command(tmp_path, "archive", lake=tmp_path / "lake", group=full) as starting:
-        starting.wait_until(lambda: psutil.Process(starting.pid).children())
-        assert starting.signal_all(signal.SIGTERM) == 130
-        starting.check_clean()
+    assert {path.name for path in derived.iterdir()} == {"analysis.000000001.json", run_id, f"readings-{run_id}"}
 
 
 def test_a_setting_that_spark_does_not_take_is_named(tmp_path: Path) -> None:
@@ -154,31 +139,56 @@ def test_an_analysis_beside_an_archive_that_continues(full: Group, tmp_path: Pat
 # -- a cluster ---------------------------------------------------------------------------------------------------
 
 
-def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path: Path) -> None:
-    """Its tasks run again elsewhere: each record is there once."""
-    lake = tmp_path / "lake"
-    words = ("--master", cluster.url, "--rows-per-batch", "1000")
-    with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
-        driver.wait_until(lambda: len(cluster.executors()) == 2)
-        driver.wait_until(lambda: batches(lake))
-        cluster.executors()[0].kill()
-        assert driver.wait(PATIENCE_S) == 0, driver.log[-3_000:]
+@pytest.fixture
+def java(cache_dir: Path) -> Path:
+    """What clusters and spark-submit run on."""
+    return java_home(cache_dir)
+
+
+def test_a_cluster_archives_and_analyses(full: Group, java: Path, cache_dir: Path, tmp_path: Path) -> None:
+    """An executor is killed in mid-batch: its tasks run again elsewhere, and each record is there once.
+
+    Then by spark-submit with the jars alone: Delta's settings come with them, and executors get them from the driver.
+    """
+    lake, page, home = tmp_path / "lake", tmp_path / "report.html", Path(pyspark.__path__[0])
+    jars = ",".join(map(str, ensure_jars(cache_dir, spark_jars())))
+    with Cluster(tmp_path, java) as cluster:
+        words = ("--master", cluster.url, "--rows-per-batch", "1000")
+        with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
+            driver.wait_until(lambda: len(cluster.executors()) == 2)
+            driver.wait_until(lambda: batches(lake))
+            cluster.executors()[0].kill()
+            assert driver.wait(PATIENCE_S) == 0, driver.log[-3_000:]
+        assert places_of(lake) == full.places()
+
+        full.send_dead(4)
+        line = [str(home / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m", "--jars", jars]
+        for name, value in {**cluster.settings, **INTERPRETED}.items():
+            line += ["--conf", f"{name}={value}"]
+        line += [str(retryapp.cli.main.__file__), "pipeline", "analyse", *full.where]
+        line += ["--lake", str(lake), "--report", str(page), "--json"]
+        env = {**os.environ, "JAVA_HOME": str(java), "PYSPARK_PYTHON": sys.executable}
+        done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr[-2_000:]
+    facts = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("{")))
+    assert (facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (4, RECORDS, True)
+    assert facts["report"]["totals"]["dead"] == RECORDS
     assert places_of(lake) == full.places()
+    assert "</html>" in page.read_text()
 
 
-def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+def test_workers_that_do_not_see_the_lake_are_named(
+    spark: SparkSession, group: Group, java: Path, tmp_path: Path
+) -> None:
     """As on machines that do not share a path; nothing is taken for archived."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no right to give a process a disk of its own")
     group.send_dead(4)
     lake = open_lake(spark, str(tmp_path / "lake"))
-    cluster = Cluster(tmp_path, apart=tmp_path / "lake")
-    settings = cluster.settings
-    try:
-        with Command(tmp_path, "archive", "--master", cluster.url, lake=lake.uri, group=group, **settings) as driver:
+    with Cluster(tmp_path, java, apart=tmp_path / "lake") as cluster:
+        where = ("--master", cluster.url)
+        with Command(tmp_path, "archive", *where, lake=lake.uri, group=group, **cluster.settings) as driver:
             code, facts = driver.end()
-    finally:
-        cluster.stop()
     assert (code, facts["error"]["type"]) == (3, "LakeNotSharedError"), facts
     assert "remove the lake, which is new. Then mount its folder on all nodes" in facts["error"]["message"]
     shutil.rmtree(tmp_path / "lake")
@@ -186,53 +196,23 @@ def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: 
     assert places_of(tmp_path / "lake") == group.places()
 
 
-def test_spark_submit_archives_and_analyses_on_a_cluster(
-    cluster: Cluster, connection: KafkaConnection, cache_dir: Path, tmp_path: Path
-) -> None:
-    """With the jars alone: Delta's settings come with them, and executors get the jars from the driver."""
-    from retryapp.pipeline.session import java_home
-
-    group = Group.with_main(connection, partitions=2)
-    group.send_dead(4)
-    lake, page = tmp_path / "lake", tmp_path / "report.html"
-    home = Path(pyspark.__path__[0])
-    jars = ",".join(map(str, ensure_jars(cache_dir, spark_jars())))
-    line = [str(home / "bin" / "spark-submit"), "--master", cluster.url, "--driver-memory", "512m", "--jars", jars]
-    line += [
-        word for name, value in {**cluster.settings, **INTERPRETED}.items() for word in ("--conf", f"{name}={value}")
-    ]
-    line += [str(retryapp.cli.main.__file__), "pipeline", "analyse", "--broker", connection.bootstrap]
-    line += ["--group", group.topology.group, "--lake", str(lake), "--report", str(page), "--json"]
-    variables = {**os.environ, "JAVA_HOME": str(java_home(cache_dir)), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr[-2_000:]
-    facts = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("{")))
-    assert (facts["archived"][0]["rows"], facts["journeys"], facts["sound"]) == (4, 4, True)
-    assert facts["report"]["totals"]["dead"] == 4
-    assert places_of(lake) == group.places()
-    assert "</html>" in page.read_text()
-
-
 # -- a fault in the middle of a batch ----------------------------------------------------------------------------
+
+
+def is_mounted(options: str, folder: Path) -> bool:
+    """Give a folder a file system in memory, or another size to it."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return shutil.which("mount") is not None and subprocess.run(command, check=False).returncode == 0
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory that holds about half of the records; skipped where nothing can be mounted."""
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command, and so no small disk")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = _mount(SMALL, folder)
-    if done.returncode != 0:
-        pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
+    """A disk that holds about half of the records."""
+    (folder := tmp_path / "disk").mkdir()
+    if not is_mounted(SMALL, folder):
+        pytest.skip("no right to mount a small disk")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def _mount(options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_disk_that_fills_up(spark: SparkSession, group: Group, small_disk: Path) -> None:
@@ -245,6 +225,6 @@ def test_a_disk_that_fills_up(spark: SparkSession, group: Group, small_disk: Pat
     with pytest.raises(JobFailedError, match="disk is full"), failures_named("archive"):
         job.run_once()
     assert 0 < places_of(folder).total() < RECORDS // 2, "it did not fill up in the middle"
-    assert _mount(f"remount,{LARGE}", small_disk).returncode == 0
+    assert is_mounted(f"remount,{LARGE}", small_disk)
     assert job.run_once().gaps == ()
     assert places_of(folder) == group.places()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from lives import MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive
 from stories import Story, story
 
@@ -13,53 +10,64 @@ from retryapp.pipeline.analysis.counts import retention
 from retryapp.pipeline.analysis.outages import by_interval
 
 
-def tried(journey: Any, *names: str) -> list[tuple[Any, ...]]:
-    """Return columns of all attempts."""
-    return [tuple(attempt[name] for name in names) for attempt in journey["attempts"]]
-
-
 @story(50)
 def test_a_recovered_record_with_all_its_attempts(archive: Archive) -> Story:
     """Start, end, tier and lateness of each; the wait is told by the record before it."""
     archive.succeeded(5, 3, started_ms=NOON_MS + 500_000, lateness_ms=42)  # arrives in the table before its failures
     archive.failed(5, 2, started_ms=NOON_MS + 60_010, tier="5m", due_at_ms=NOON_MS + 400_000, key="k")
     archive.failed(5, 1, key="k")
-    (journey,) = (yield).rows
-    assert (journey["fate"], journey["reason"], journey["due_at_ms"], journey["tier"]) == ("done", None, None, None)
-    assert (journey["partition"], journey["offset"], journey["topic_id"]) == (0, 5, TOPIC_ID)
-    assert (journey["key_hash"], journey["origin_timestamp_ms"], journey["policy"]) == ("k", NOON_MS - 5, "p1")
-    assert tried(journey, "attempt", "started_ms", "ended_ms", "tier", "lateness_ms", "outcome") == [
-        (1, NOON_MS, NOON_MS + 100, None, None, "retried"),
-        (2, NOON_MS + 60_010, NOON_MS + 60_110, "1m", 10, "retried"),
-        (3, NOON_MS + 500_000, NOON_MS + 500_050, "5m", 42, "succeeded"),
-    ]
-    assert (journey["missing"], journey["copies"], journey["last_attempt"]) == (0, 0, 3)
+    tables = yield
+    assert tables.ways == {5: "done: 1 retried, 2 1m +10 retried, 3 5m +42 succeeded"}
+    (journey,) = tables.rows
+    columns = ("topic_id", "partition", "key_hash", "origin_timestamp_ms", "policy", "error_type", "fingerprint")
+    assert [journey[name] for name in columns] == [TOPIC_ID, 0, "k", NOON_MS - 5, "p1", "ValueError", "f1"]
+    assert [journey[name] for name in ("last_attempt", "due_at_ms", "tier")] == [3, None, None]
     assert (journey["first_failed_ms"], journey["ended_ms"]) == (NOON_MS + 100, NOON_MS + 500_050)
-    assert (journey["error_type"], journey["fingerprint"]) == ("ValueError", "f1")
+    assert [(attempt["started_ms"], attempt["ended_ms"]) for attempt in journey["attempts"]] == [
+        (NOON_MS, NOON_MS + 100),
+        (NOON_MS + 60_010, NOON_MS + 60_110),
+        (NOON_MS + 500_000, NOON_MS + 500_050),
+    ]
 
 
 @story(50)
 def test_fates_and_what_is_missing(archive: Archive) -> Story:
-    """Pending with its due time, dead with its reason; attempts that nobody archived are counted, copies too."""
+    """Pending with its due time, dead with its reason; attempts that nobody archived are counted, copies too.
+
+    A record that ends its workers dies with the number of the attempt that had failed before: it is no further one. The
+    dead letter of a cancelled one takes a delivery's number; held, it was never tried, and has a cause.
+    """
     archive.failed(1, 1)
     archive.failed(2, 1)
     archive.failed(2, 4, reason="exhausted", error_type="TimeoutError")
     archive.failed(3, 1)
     archive.failed(3, 1)
     archive.failed(4, 1, reason="non-retryable")
-    journeys = (yield).by_offset
-    pending, dead, twice, at_once = (journeys[offset] for offset in (1, 2, 3, 4))
-    assert (pending["fate"], pending["due_at_ms"], pending["tier"]) == ("pending", NOON_MS + MINUTE_MS, "1m")
-    assert (dead["fate"], dead["reason"], dead["missing"], dead["error_type"]) == (
-        "dead",
-        "exhausted",
-        2,
-        "TimeoutError",
-    )
-    assert tried(dead, "attempt", "tier", "lateness_ms") == [(1, None, None), (4, None, None)]
-    assert (twice["copies"], len(twice["attempts"])) == (1, 1)
-    assert (at_once["fate"], at_once["last_attempt"], at_once["missing"]) == ("dead", 1, 0)
-    assert pending["copies"] == 0
+    archive.failed(5, 1)
+    archive.failed(5, 1, reason="crashed", error_type="Crashed")
+    archive.failed(6, 2)
+    archive.failed(6, 2, delivery=3, reason="cancelled")
+    archive.held(7)
+    archive.failed(7, 0, delivery=1, reason="cancelled", error_type="cancelled", error_message="", fingerprint="-")
+    tables = yield
+    assert tables.ways == {
+        1: "pending: 1 retried",
+        2: "dead exhausted, 2 missing: 1 retried, 4 dead",
+        3: "pending, 1 copies: 1 retried",
+        4: "dead non-retryable: 1 dead",
+        5: "dead crashed: 1 retried",
+        6: "dead cancelled, 1 missing: 2 retried",
+        7: "dead cancelled",
+    }
+    pending, dead, crashed = (tables.by_offset[offset] for offset in (1, 2, 5))
+    assert (pending["due_at_ms"], pending["tier"]) == (NOON_MS + MINUTE_MS, "1m")
+    assert (dead["error_type"], crashed["error_type"]) == ("TimeoutError", "Crashed")
+    assert crashed["attempts"][0]["error_type"] == "ValueError"
+    names = ("fingerprint", "error_type", "failures", "records", "dead", "letters", "last_seen_ms")
+    failed, held = (row for row in tables.causes if row["reason"] == "cancelled")
+    assert [failed[name] for name in names] == ["f1", "ValueError", 1, 1, 1, 1, NOON_MS + 100]
+    assert [held[name] for name in names] == ["-", "cancelled", 0, 1, 1, 1, NOON_MS + 100]
+    assert held["examples"][0]["failure_id"].endswith("/0/7")
 
 
 @story(10)
@@ -72,21 +80,17 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(archive:
         archive.held(offset)
     archive.succeeded(2, 1, lateness_ms=0)
     archive.failed(3, 1)
-    archive.skipped(4, 1)
+    archive.skipped(4, 1, why="old")
     archive.counted(0, 10, ok=5, failed=1, held=4, received=10)
     tables = yield
-    journeys = [tables.by_offset[offset] for offset in (1, 2, 3, 4)]
-    assert [each["fate"] for each in journeys] == ["held", "done", "pending", "skipped"]
-    assert [tried(each, "attempt", "tier", "outcome") for each in journeys] == [
-        [],
-        [(1, None, "succeeded")],
-        [(1, None, "retried")],
-        [(1, None, "skipped")],
-    ]
-    assert [each["missing"] for each in journeys] == [0, 0, 0, 0]
-    sums = ("received", "done", "first_try_ok", "recovered", "skipped", "held", "pending", "lost", "extra")
-    assert tables.counted(*sums) == [10, 7, 6, 0, 1, 1, 1, 1, 0]
-    (cost,) = figures.cost(tables.ways, ())
+    assert tables.ways == {
+        1: "held",
+        2: "done: 1 +0 succeeded",
+        3: "pending: 1 retried",
+        4: "skipped old: 1 skipped",
+    }
+    assert tables.counted == ["received 10, failed 5, done 7, first_try_ok 6, skipped 1, pending 1, held 1, lost 1"]
+    (cost,) = figures.cost(tables.sums, ())
     assert (cost["records"], cost["recovered"]) == (1, 0)
 
 
@@ -119,53 +123,29 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
         archive.marked(offset, 1, kind)
     archive.counted(0, 12, ok=1, failed=11)
     tables = yield
-    journeys = tables.by_offset
-    assert {offset: row["fate"] for offset, row in journeys.items()} == {
-        1: "done", 2: "dead", 3: "discarded", 4: "dead", 5: "done", 6: "pending", 7: "dead",
-        8: "pending", 9: "dead", 10: "dead", 11: "dead",
-    }  # fmt: skip
-    assert [(journeys[n]["reason"], journeys[n]["replays"], journeys[n]["copies"]) for n in (1, 2, 3)] == [
-        (None, 1, 0),
-        ("exhausted", 1, 0),
-        ("exhausted", 0, 0),
+    # of 1 nothing is missing: the number of its last mark is that of the delivery that succeeded
+    assert tables.ways == {
+        1: "done, 1 replays, 1 missing: 1 dead, r1.1/3 replay +7 succeeded",
+        2: "dead exhausted, 1 replays: 1 dead, r1.1/3 replay +0 dead",
+        3: "discarded exhausted: 1 dead",
+        4: "dead exhausted: 1 dead",
+        5: "done, 1 replays, 1 missing: 1 dead",
+        6: "pending, 1 replays, 1 missing",
+        7: "dead",
+        8: "pending, 1 replays, 2 missing: 2/3 dead",
+        **dict.fromkeys((9, 10, 11), "dead exhausted: 1 dead"),
+    }
+    assert tables.counted == [
+        "received 12, failed 11, done 3, first_try_ok 1, recovered 2, pending 2, dead 6, discarded 1"
     ]
-    assert tried(journeys[1], "delivery", "replays", "attempt", "outcome") == [
-        (1, 0, 1, "dead"),
-        (3, 1, 1, "succeeded"),
-    ]
-    sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert tables.counted(*sums) == [12, 1, 2, 2, 6, 1, 0, 0]
-    names = ("replays", "last_attempt", "reason")
-    assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
-    assert [journeys[5][name] for name in names] == [1, None, None]
-    assert {row["key_hash"] for row in journeys.values()} == {None}, "the key of a mark is no record's"
-    funnel = figures.funnel(tables.ways)
+    assert [tables.by_offset[offset]["last_attempt"] for offset in (5, 6, 8)] == [None, 0, 0]
+    assert {row["key_hash"] for row in tables.rows} == {None}, "the key of a mark is no record's"
+    funnel = figures.funnel(tables.sums)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
     dlq = f"{tables.group}.{MAIN}.dlq"
     letters = retention(tables.journeys, {dlq: 10**12}, {dlq: "id-dlq"}, now_ms=NOON_MS)
     assert [row["dead"] for row in letters] == [6]
     assert [each.name for each in checks.of_journeys(tables.journeys)[0] if each.is_error and each.failures] == []
-
-
-@story(50)
-def test_a_cancelled_record_was_not_tried_again(archive: Archive) -> Story:
-    """Its dead letter takes a delivery's number, and none of an attempt; held, it was never tried, and has a cause."""
-    archive.failed(1, 2)
-    archive.failed(1, 2, delivery=3, reason="cancelled")
-    archive.held(2)
-    archive.failed(2, 0, delivery=1, reason="cancelled", error_type="cancelled", error_message="", fingerprint="-")
-    tables = yield
-    journeys = [tables.by_offset[offset] for offset in (1, 2)]
-    assert [(each["fate"], each["reason"], len(each["attempts"])) for each in journeys] == [
-        ("dead", "cancelled", 1),
-        ("dead", "cancelled", 0),
-    ]
-    names = ("fingerprint", "reason", "error_type", "failures", "records", "dead", "letters", "last_seen_ms")
-    assert [tuple(row[name] for name in names) for row in tables.causes] == [
-        ("f1", "cancelled", "ValueError", 1, 1, 1, 1, NOON_MS + 100),
-        ("-", "cancelled", "cancelled", 0, 1, 1, 1, NOON_MS + 100),
-    ]
-    assert tables.causes[1]["examples"][0]["failure_id"].endswith("/0/2")
 
 
 @story(9)
@@ -187,19 +167,18 @@ def test_what_could_not_be_read_is_dead_behind_all_that_failed(archive: Archive)
         for kind in kinds:
             archive.marked(offset, 1, kind)
     tables = yield
-    journeys = tables.by_offset
-    assert {offset: row["fate"] for offset, row in journeys.items()} == {
-        1: "dead", 2: "discarded", 3: "dead", 4: "dead", 5: "dead", 6: "dead", 7: "discarded",
-    }  # fmt: skip
-    assert {row["reason"] for row in journeys.values()} == {"damaged"}
-    assert {(row["due_at_ms"], row["tier"], row["copies"]) for row in journeys.values()} == {(None, None, 0)}
-    assert [journeys[n]["missing"] for n in (1, 2, 3, 5, 6)] == [0, 0, 0, 0, 0]
-    for offset in (1, 2):
-        assert tried(journeys[offset], "delivery", "attempt", "tier", "lateness_ms", "outcome", "fingerprint") == [
-            (1, 1, None, None, "retried", "f1"),
-            (2, 2, "1m", 2, "retried", "f1"),
-            (3, None, None, None, "dead", "damaged"),
-        ]
+    twice = "1 retried, 2 1m +2 retried, -/3 dead"
+    assert tables.ways == {
+        1: f"dead damaged: {twice}",
+        2: f"discarded damaged: {twice}",
+        3: f"dead damaged: {twice}",
+        4: "dead damaged, 3 missing: 3 dead, -/5 dead",
+        5: "dead damaged: 1 dead",
+        6: "dead damaged: -/1 dead",
+        7: "discarded damaged, 2 missing: 3 retried, -/4 dead",
+    }
+    assert {(row["due_at_ms"], row["tier"]) for row in tables.rows} == {(None, None)}
+    assert [attempt["fingerprint"] for attempt in tables.by_offset[1]["attempts"]] == ["f1", "f1", "damaged"]
     assert tables.rollup.where("fingerprint = 'damaged'").agg({"dead": "sum", "attempts": "sum"}).first() == (6, 6)
 
 
@@ -216,16 +195,13 @@ def test_a_replay_starts_attempts_anew(archive: Archive) -> Story:
     archive.failed(2, 1, reason="exhausted")
     archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
     tables = yield
-    done, again = (tables.by_offset[offset] for offset in (1, 2))
-    assert tried(done, "delivery", "replays", "attempt", "lateness_ms", "outcome") == [
-        (1, 0, 1, None, "dead"),
-        (3, 1, 1, 20, "retried"),
-        (4, 1, 2, 7, "succeeded"),
-    ]
-    assert (done["fate"], done["replays"], done["missing"]) == ("done", 1, 0)
-    assert (again["fate"], again["last_attempt"], len(again["attempts"])) == ("pending", 0, 1)
+    assert tables.ways == {
+        1: "done, 1 replays: 1 dead, r1.1/3 replay +20 retried, r1.2/4 1m +7 succeeded",
+        2: "pending, 1 replays: 1 dead",
+    }
+    assert tables.by_offset[2]["last_attempt"] == 0
     names = ("replayed", "attempt", "tier", "succeeded", "retried", "dead", "waiting")
-    assert [tuple(row[name] for name in names) for row in figures.funnel(tables.ways)] == [
+    assert [tuple(row[name] for name in names) for row in figures.funnel(tables.sums)] == [
         (False, 1, None, 0, 0, 2, 0),
         (True, 1, "replay", 0, 1, 0, 1),
         (True, 2, "1m", 1, 0, 0, 0),
@@ -246,29 +222,14 @@ def test_deliveries_that_spend_no_attempt_are_in_order(archive: Archive) -> Stor
     archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
     archive.failed(1, 1)
     tables = yield
-    journey, at_once = (tables.by_offset[offset] for offset in (1, 2))
-    assert tried(at_once, "delivery", "attempt", "outcome") == [(1, None, "retried"), (2, 1, "succeeded")]
-    assert tried(journey, "delivery", "attempt", "tier", "lateness_ms", "outcome") == [
-        (1, 1, None, None, "retried"),
-        (2, None, "1m", 2, "retried"),
-        (3, None, "1m", 3, "retried"),
-        (5, 2, None, 9, "succeeded"),
-    ]
-    assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
-    shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(tables.ways)]
+    assert tables.ways == {
+        1: "done, 1 missing, 1 copies: 1 retried, -/2 1m +2 retried, -/3 1m +3 retried, 2/5 +9 succeeded",
+        2: "done: -/1 retried, 1/2 1s +7 succeeded",
+    }
+    shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(tables.sums)]
     assert shown == [(1, 1, 1), (1, 1, 0), (2, 1, 0)]
     first = {row["fingerprint"]: row["records"] for row in by_interval(tables.rollup, ["f1"]) if row["is_first"]}
     assert first == {"f1": 2}
-
-
-@story(50)
-def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(archive: Archive) -> Story:
-    """A record that ends its workers dies with the number of the attempt that had failed before."""
-    archive.failed(1, 1)
-    archive.failed(1, 1, reason="crashed", error_type="Crashed")
-    (journey,) = (yield).rows
-    assert (journey["fate"], journey["reason"], journey["error_type"]) == ("dead", "crashed", "Crashed")
-    assert tried(journey, "attempt", "outcome", "error_type") == [(1, "retried", "ValueError")]
 
 
 @story(10, 11)
@@ -278,96 +239,55 @@ def test_the_cut_leaves_out_what_lies_behind_it(archive: Archive) -> Story:
         archive.failed(9, 1, partition=partition)
         archive.failed(10, 1, partition=partition)
     archive.failed(99, 1, topic_id="earlier1")
-    assert (yield).names == [
-        "earlier1/0/99",
-        f"{TOPIC_ID}/0/9",
-        f"{TOPIC_ID}/1/10",
-        f"{TOPIC_ID}/1/9",
-    ]
+    rows = (yield).rows
+    places = sorted((row["topic_id"], row["partition"], row["offset"]) for row in rows)
+    assert places == [("earlier1", 0, 99), (TOPIC_ID, 0, 9), (TOPIC_ID, 1, 9), (TOPIC_ID, 1, 10)]
 
 
-@story(50)
-def test_what_cannot_be_read_is_no_journey(archive: Archive) -> Story:
-    """It is in the quarantine column, and counted by a check; an event may name an origin that is none."""
-    for origin in ("nonsense", "orders@id/1", "orders@id/one/2", "orders@id/99999999999/2", "", "@//"):
-        archive.succeeded(7, 2)
-        event = json.loads(archive.rows[-1]["value"])
-        archive.rows[-1]["value"] = json.dumps(event | {"origin": origin}).encode()
-    archive.add("dlq", 0)
-    archive.counted(0, 5, ok=5, failed=0)
-    archive.failed(1, 1)
-    assert len((yield).rows) == 1
+@story(14)
+def test_what_is_superseded_skipped_or_discarded_has_a_fate_of_its_own(archive: Archive) -> Story:
+    """While it waits, as it fails, or undelivered; a letter that failed is dead. Workers count them where they failed.
 
-
-@story(6)
-def test_superseded_records_have_a_fate_of_their_own(archive: Archive) -> Story:
-    """While they waited, as they failed, or undelivered; workers count all of them as failed."""
+    What is skipped at once, or as a duplicate, is in the counts only. That a record had failed its delivery says as
+    well, where retention took the record of that.
+    """
     archive.failed(1, 1)
     archive.superseded(1, 1)
     archive.failed(2, 1)
     archive.superseded(2, 2)
     archive.superseded(3, 0)
-    archive.counted(0, 6, ok=3, failed=3)
-    tables = yield
-    journeys = [tables.by_offset[offset] for offset in (1, 2, 3)]
-    assert [(journey["fate"], journey["missing"], journey["due_at_ms"]) for journey in journeys] == [
-        ("superseded", 0, None)
-    ] * 3
-    assert [tried(journey, "outcome") for journey in journeys] == [[("retried",)], [("retried",), ("superseded",)], []]
-    sums = ("received", "done", "failed", "superseded", "pending", "dead", "lost", "extra")
-    assert tables.counted(*sums) == [6, 3, 3, 3, 0, 0, 0, 0]
-
-
-@story(7)
-def test_a_record_may_be_skipped_after_a_failure(archive: Archive) -> Story:
-    """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only.
-
-    That it had failed its delivery says as well, where retention took the record of that.
-    """
-    archive.failed(1, 1, tier="1m")
-    archive.skipped(1, 2, why="old")
-    archive.skipped(2, 1, why="old")
-    archive.skipped(3, 0, first_offset=1)
+    archive.failed(4, 1)
     archive.skipped(4, 2, why="old")
-    archive.counted(0, 7, ok=3, failed=2, skipped=2, received=7)
+    archive.skipped(5, 1, why="old")
+    archive.skipped(6, 0, first_offset=1)
+    archive.skipped(7, 2, why="old")
+    archive.failed(8, 1)
+    archive.discarded(8, 2)
+    archive.discarded(9, 1)
+    archive.discarded(10, 1, kind="failed")
+    archive.counted(0, 14, ok=4, failed=8, skipped=2, received=14)
     tables = yield
-    journey, late = (tables.by_offset[offset] for offset in (1, 4))
-    assert (journey["fate"], journey["reason"], journey["missing"]) == ("skipped", "old", 0)
-    assert (late["fate"], late["missing"]) == ("skipped", 1)
-    assert tried(journey, "attempt", "outcome", "ended_ms", "tier") == [
-        (1, "retried", NOON_MS + 100, None),
-        (2, "skipped", NOON_MS + 70_000, "1m"),
-    ]
-    sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
-    assert tables.counted(*sums) == [7, 7, 3, 4, 0, 0, 0, 0, 0]
-
-
-@story(6)
-def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(archive: Archive) -> Story:
-    """Both have a reason and a cause; at the first delivery as after others."""
-    archive.failed(1, 1, tier="1m")
-    archive.discarded(1, 2)
-    archive.discarded(2, 1)
-    archive.discarded(3, 1, kind="failed")
-    archive.counted(0, 6, ok=3, failed=3)
-    tables = yield
-    journeys = tables.by_offset
-    assert {offset: row["fate"] for offset, row in journeys.items()} == {1: "discarded", 2: "discarded", 3: "dead"}
-    assert {(row["reason"], row["error_type"], row["fingerprint"], row["policy"]) for row in tables.rows} == {
-        ("exhausted", "OSError", "f2", "p2")
+    assert tables.ways == {
+        1: "superseded: 1 retried",
+        2: "superseded: 1 retried, 2 1m superseded",
+        3: "superseded",
+        4: "skipped old: 1 retried, 2 1m skipped",
+        7: "skipped old, 1 missing: 2 skipped",
+        8: "discarded exhausted: 1 retried, 2 1m +10000 dead",
+        9: "discarded exhausted: 1 dead",
+        10: "dead exhausted: 1 dead",
     }
-    twice = journeys[1]
-    assert tried(twice, "attempt", "outcome", "tier", "error_message") == [
-        (1, "retried", None, "no"),
-        (2, "dead", "1m", "away"),
+    assert tables.counted == [
+        "received 14, failed 8, done 8, first_try_ok 4, skipped 4, superseded 3, dead 1, discarded 2"
     ]
-    assert (twice["missing"], twice["origin_timestamp_ms"], twice["first_failed_ms"]) == (
-        0, NOON_MS - 5, NOON_MS + 100,
-    )  # fmt: skip
-    sums = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert tables.counted(*sums) == [6, 3, 3, 0, 0, 1, 2, 0, 0]
-    summed = tables.rollup.where("fingerprint = 'f2'").agg({"dead": "sum", "records": "sum"})
-    assert summed.first() == (3, 3)
+    assert {row["due_at_ms"] for row in tables.rows} == {None}
+    assert tables.by_offset[4]["ended_ms"] == NOON_MS + 70_000
+    names = ("error_type", "fingerprint", "policy", "origin_timestamp_ms")
+    discarded = [tables.by_offset[offset] for offset in (8, 9, 10)]
+    assert {tuple(row[name] for name in names) for row in discarded} == {("OSError", "f2", "p2", NOON_MS - 5)}
+    assert [attempt["error_message"] for attempt in discarded[0]["attempts"]] == ["no", "away"]
+    assert discarded[0]["first_failed_ms"] == NOON_MS + 100
+    assert tables.rollup.where("fingerprint = 'f2'").agg({"dead": "sum", "records": "sum"}).first() == (3, 3)
     dlq = f"{tables.group}.{MAIN}.dlq"
     letters = retention(tables.journeys, {dlq: 1}, {dlq: "id-dlq"}, now_ms=NOON_MS)
     assert letters == [], "no letter of these will be forgotten"

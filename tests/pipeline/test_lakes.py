@@ -1,15 +1,18 @@
-"""Lakes that are new, of earlier or later versions, wrong or damaged; and the files in them."""
+"""Lakes that are new, of earlier or later versions, wrong or damaged; the files in them, and who may write to them."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,8 +22,9 @@ from samples import dead
 
 from retryapp.core.headers import encode_metadata
 from retryapp.pipeline.analysis.reading import readings_of
-from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, NewerLakeError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.hold import RECORDS_HOLD, Holds
 from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
@@ -32,17 +36,25 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(
-    ("facts", "error", "named"),
+    ("mark", "error", "named"),
     [
-        ({"format": 1, "tables": "parquet"}, LakeUnusableError, "its tables are parquet, and only Delta"),
-        ({"format": 99, "tables": "delta"}, NewerLakeError, "99"),
+        (
+            '{"format": 1, "tables": "parquet", "salt": "00"}',
+            LakeUnusableError,
+            "its tables are parquet, and only Delta",
+        ),
+        ('{"format": 99, "tables": "delta", "salt": "00"}', NewerLakeError, "99"),
+        ("", LakeUnusableError, r"lake.json in it is empty, .*: remove it"),
     ],
 )
 def test_a_lake_of_another_make_is_refused_and_not_changed(
-    spark: SparkSession, tmp_path: Path, facts: dict[str, object], error: type[Exception], named: str
+    spark: SparkSession, tmp_path: Path, mark: str, error: type[Exception], named: str
 ) -> None:
-    """Earlier versions made lakes of Parquet files; into one of a later version an older retryapp must not write."""
-    (tmp_path / "lake.json").write_text(json.dumps({**facts, "salt": "00"}))
+    """Earlier versions made lakes of Parquet files; into one of a later version an older retryapp must not write.
+
+    A first run that was killed may leave an empty mark.
+    """
+    (tmp_path / "lake.json").write_text(mark)
     with pytest.raises(error, match=named):
         open_lake(spark, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["lake.json"]
@@ -63,7 +75,7 @@ def test_a_fact_that_is_half_written_is_written_again(spark: SparkSession, tmp_p
 
 
 def test_a_lake_whose_first_run_had_no_room_is_made_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
-    """A disk with room for the folder and none for a byte leaves no mark; one of a killed run is named as empty."""
+    """A disk with room for the folder and none for a byte leaves no mark."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
@@ -73,9 +85,6 @@ def test_a_lake_whose_first_run_had_no_room_is_made_by_the_next(spark: SparkSess
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list((tmp_path / "lake").iterdir()) == []
     assert open_lake(spark, str(tmp_path / "lake")).salt
-    (tmp_path / "lake.json").touch()
-    with pytest.raises(LakeUnusableError, match=r"lake.json in it is empty, .*: remove it"):
-        open_lake(spark, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -97,27 +106,23 @@ def test_a_folder_that_this_user_may_not_read_is_not_taken_for_missing(
         open_lake(spark, lake.uri)
 
 
-def test_a_file_is_made_by_one(lake: Lake) -> None:
-    """The lake's mark among them, whose salt must not be two."""
+def test_a_file_is_made_by_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lake's mark among them, whose salt must not be two; also through Hadoop, as on other file systems."""
     files, tries = lake.files, 8
+    begin = threading.Barrier(tries)
+
+    def make(place: str, text: str) -> bool:
+        begin.wait()
+        return files.create(place, text)
+
     for number in range(20):
-        begin = threading.Barrier(tries)
         place = f"{lake.uri}/some/{number}.json"
-
-        def make(one: int, begin: threading.Barrier = begin, place: str = place) -> bool:
-            begin.wait()
-            return files.create(place, str(one))
-
         with ThreadPoolExecutor(tries) as pool:
-            made = list(pool.map(make, range(tries)))
+            made = list(pool.map(make, [place] * tries, map(str, range(tries))))
         assert made.count(True) == 1
         assert files.read(place) == str(made.index(True))
-
-
-def test_a_file_is_made_once_through_hadoop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on file systems that are not this machine's."""
     monkeypatch.setattr(Files, "local_folder", lambda files, uri: None)
-    files, place = lake.files, f"{lake.uri}/some/one.json"
+    place = f"{lake.uri}/some/hadoop.json"
     assert [files.create(place, text) for text in ("first", "second")] == [True, False]
     assert files.read(place) == "first"
 
@@ -158,3 +163,45 @@ def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: La
     said = [row["said"]["failure_id"] for row in readings_of(tables.read()).orderBy("found_offset").collect()]
     assert said == [dead(0).failure_id, dead(1).failure_id]
     assert job.run_once().rows == 0
+
+
+def test_a_lock_outlives_a_second_try_of_its_own_process(lake: Lake) -> None:
+    """The system drops all locks of a process on a file when the process closes it once: another program looks."""
+    holds = Holds(lake)
+    with holds.take("archive", RECORDS_HOLD):
+        with pytest.raises(HeldError), holds.take("vacuum", RECORDS_HOLD):
+            pass
+        place = Path(lake.uri.removeprefix("file://"), "holds", RECORDS_HOLD, "lock")
+        program = f"import fcntl; fcntl.lockf(open({str(place)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in other.stderr
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> None:
+    """No run could keep another from writing. A file that Java may only read stands in for such a disk."""
+
+    def unlockable(place: str, _: str) -> Any:
+        Path(place).touch()
+        return spark._jvm.java.io.RandomAccessFile(place, "r")  # type: ignore[union-attr]
+
+    session = Mock()
+    session._jvm.java.io.RandomAccessFile = unlockable
+    holds = Holds(replace(lake, spark=session))
+    with pytest.raises(LakeUnusableError, match="it cannot be locked"), holds.take("archive", "one"):
+        pytest.fail("nothing is held")
+    with Holds(lake).take("archive", "one"):
+        pass
+
+
+def test_two_first_runs_write_each_record_once(group: Group, lake: Lake, tmp_path: Path) -> None:
+    """Both would begin at the same offsets: the later one is refused, or waits."""
+    group.send_dead(10)
+    second, name = group.archive(lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
+    with ExitStack() as first:
+        first.enter_context(Holds(lake).take("archive", name))
+        with pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused:
+            second.run_once()
+        assert refused.value.exit_code == 3
+        assert second.run_once(wait_s=200.0, on_wait=lambda _: first.close()).rows == 10
+    assert places_of(tmp_path / "lake") == group.places()

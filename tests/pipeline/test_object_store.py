@@ -5,7 +5,7 @@ Not in `make test`: S3A's jars are 690 MB. `pip install 'moto[s3,server]'`, then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,29 +77,16 @@ def store() -> Iterator[Store]:
     made.stop()
 
 
-@pytest.fixture
-def group(connection: KafkaConnection) -> Group:
-    """Topics with many dead letters, and their main topic."""
-    made = Group.with_main(connection, partitions=4)
-    made.send_dead(RECORDS - 1)
-    made.dead(3, dead(RECORDS), key=ADDRESS)
-    return made
-
-
-@pytest.fixture
-def run(store: Store, group: Group, tmp_path: Path) -> Callable[..., Command]:
-    def start(name: str, *words: str) -> Command:
-        line = ("--master", "local[2]", "--memory", "1g", *words)
-        lake = f"s3a://{BUCKET}/retries"
-        return Command(tmp_path / "run", name, *line, lake=lake, group=group, **store.settings)
-
-    return start
-
-
-def test_killed_continued_analysed_and_erased(
-    store: Store, group: Group, run: Callable[..., Command], tmp_path: Path
-) -> None:
+def test_killed_continued_analysed_and_erased(store: Store, connection: KafkaConnection, tmp_path: Path) -> None:
     """Killed in mid-batch, the next run continues at once: nothing is lost, and nothing is there twice."""
+    group = Group(connection, partitions=4, has_main=True)
+    group.send_dead(RECORDS - 1)
+    group.dead(3, dead(RECORDS), key=ADDRESS)
+
+    def run(name: str, *words: str) -> Command:
+        line = ("--master", "local[2]", "--memory", "1g", *words)
+        return Command(tmp_path / "run", name, *line, lake=f"s3a://{BUCKET}/retries", group=group, **store.settings)
+
     killed = run("archive", "--rows-per-batch", "100")
     killed.wait_until(lambda: len(store.names("/_delta_log/", ".json")) >= 4)
     killed.kill()

@@ -21,6 +21,7 @@ from retryapp.core.lifecycle import (
     CircuitChanged,
     Commanded,
     Discarded,
+    LifecycleEvent,
     PolicyUsed,
     Progress,
     Succeeded,
@@ -138,21 +139,35 @@ SUCCESS = Succeeded(
 )  # fmt: skip
 
 
-def read_one(station: str, found: Headers, value: bytes | None) -> dict[str, Any]:
-    arrays = pa.array([station]), pa.array([list(found)], ARROW_HEADERS), pa.array([value], pa.binary())
-    (row,) = read_batch(*arrays).to_pylist()
-    return {name: fact for name, fact in row.items() if fact is not None}
+PLACE: dict[str, Any] = {"group": "billing", "handler": "shop.charge", "main": "orders", "partition": 0}
+COUNTED = Progress(**PLACE, from_offset=0, to_offset=2, from_ms=1, to_ms=2, received=2, first_try_ok=2, failed=0)
+DISCARDED = Discarded(
+    **dict.fromkeys(("group", "handler", "reason", "error_type", "error_message", "fingerprint", "policy"), ""),
+    **dict.fromkeys(("attempt", "delivery", "first_failed_ms", "started_ms", "ended_ms", "origin_timestamp_ms"), 1),
+    failure_id=SUCCESS.failure_id, origin=ORIGIN.text,
+)  # fmt: skip
 
 
-def test_commands_and_circuits_are_kept_and_no_journeys() -> None:
-    """Of one command: the offset is none where a job has ended; of no record's place anything is said."""
-    said: dict[str, Any] = {"group": "billing", "handler": "shop.charge", "main": "orders", "partition": 0, "at_ms": 1}
-    ended = Commanded(**said, command="", verb="job-end", failure_id="", text="done", job="j1")
-    opened = CircuitChanged(**said, from_state="closed", to_state="open", cause="down")
-    assert [read_one("events", (), event.to_json()) for event in (ended, opened)] == [
-        {"kind": "command"},
-        {"kind": "circuit"},
-    ]
+def changed(event: LifecycleEvent, **facts: object) -> bytes:
+    """Return an event with facts that no worker would write."""
+    return json.dumps(json.loads(event.to_json()) | facts).encode()
+
+
+def read(station: str, *values: bytes | None, found: Headers = ()) -> list[dict[str, Any]]:
+    """Return what is read of records of one station, without what they do not say."""
+    number = len(values)
+    batch = pa.array([station] * number), pa.array([list(found)] * number, ARROW_HEADERS), pa.array(values, pa.binary())
+    rows = read_batch(*batch).to_pylist()
+    return [{name: fact for name, fact in row.items() if fact is not None} for row in rows]
+
+
+def test_events_of_no_record_and_of_newer_workers_are_kept() -> None:
+    """Commands and circuits are no journeys; a kind or version that is not known yet is no damage: its kind is read."""
+    ended = Commanded(**PLACE, at_ms=1, command="", verb="job-end", failure_id="", text="done", job="j1")
+    opened = CircuitChanged(**PLACE, at_ms=1, from_state="closed", to_state="open", cause="down")
+    newer = b'{"v":1,"kind":"unheard","x":2}', b'{"v":2,"kind":"policy"}'
+    said = read("events", ended.to_json(), opened.to_json(), *newer)
+    assert said == [{"kind": kind} for kind in ("command", "circuit", "newer-unheard", "newer-policy")]
 
 
 def test_marks_of_dead_letters_are_no_letters() -> None:
@@ -161,59 +176,33 @@ def test_marks_of_dead_letters_are_no_letters() -> None:
         mark=MarkKind.RESTORED, failure_id=SUCCESS.failure_id, letter=7, delivery=4, replays=1, command="c"
     )
     written = mark.to_record("billing.orders.dlq", 3)
-    assert read_one("dlq", written.headers, written.value) == {
+    fine, *damaged = read("dlq", written.value, b"{}", written.value.replace(b"@", b""), found=written.headers)
+    assert fine == {
         "kind": "mark-restored", "failure_id": SUCCESS.failure_id, "topic_id": "kq8G0bTz", "partition": 3,
         "offset": 1042, "replays": 1, "delivery": 4,
     }  # fmt: skip
-    for value in (b"{}", written.value.replace(b"@", b"")):
-        assert list(read_one("dlq", written.headers, value)) == ["unreadable"]
+    assert [list(row) for row in damaged] == [["unreadable"]] * 2
 
 
-def test_events_of_newer_workers_are_kept() -> None:
-    """A kind or version that is not known yet is no damage: the kind is read, damaged ones are reported."""
-    values = [b'{"v":1,"kind":"unheard","x":2}', b'{"v":2,"kind":"policy"}', b'{"v":1,"kind":"policy"}', b"[]"]
-    read = read_batch(pa.array(["events"] * 4), pa.array([[]] * 4, ARROW_HEADERS), pa.array(values)).to_pylist()
-    assert [row["unreadable"] is None for row in read] == [True, True, False, False]
-    assert [row["kind"] for row in read] == ["newer-unheard", "newer-policy", None, None]
-    nothing = read_batch(pa.nulls(0, pa.string()), pa.nulls(0, ARROW_HEADERS), pa.nulls(0, pa.binary()))
-    assert nothing.to_pylist() == []
+def test_what_a_stranger_wrote_is_reported() -> None:
+    """Half a surrogate, infinity, too deep a nest, an origin that is none, numbers that no column holds.
 
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [("from_ms", 10**30), ("to_ms", MAX_EPOCH_MS + 1), ("partition", 2**31), ("to_offset", 2**63), ("received", 2**62)],
-)
-def test_numbers_that_no_column_holds_are_reported(name: str, number: int) -> None:
-    """JSON has no limit: one such event, by whomever, would end every analysis from then on."""
-    usual = {"from_offset": 0, "to_offset": 2, "from_ms": 1, "to_ms": 2, "received": 2, "first_try_ok": 2, "failed": 0}
-    names = {"v": 1, "kind": "progress", "group": "billing", "handler": "shop.charge", "main": "orders", "partition": 0}
-    values = [json.dumps(names | usual | changed).encode() for changed in ({name: number}, {})]
-    damaged, fine = read_batch(
-        pa.array(["events"] * 2), pa.array([[]] * 2, ARROW_HEADERS), pa.array(values)
-    ).to_pylist()
-    assert str(damaged["unreadable"]).startswith(f"not a lifecycle event: {name}: {number} is out of range")
-    assert (damaged["kind"], fine["kind"], fine["received"]) == (None, "progress", 2)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        b'{"v":2,"kind":"\\ud800"}',
-        b'{"v":1e400,"kind":"x"}',
-        b"[" * 20_000,
-        b'{"v":2,"kind":"x","y":' + b"[" * 20_000,
-        Discarded(
-            **dict.fromkeys(("group", "handler", "reason", "error_type", "error_message", "fingerprint", "policy"), ""),
-            **dict.fromkeys(("attempt", "delivery", "first_failed_ms", "started_ms", "ended_ms"), 1),
-            failure_id=SUCCESS.failure_id,
-            origin=ORIGIN.text,
-            origin_timestamp_ms=-(10**30),
-        ).to_json(),
-    ],
-)
-def test_what_a_stranger_wrote_is_reported(value: bytes) -> None:
-    """Half a surrogate, infinity, too deep a nest, a time before all times: one of them would end every analysis."""
-    assert list(read_one("events", (), value)) == ["unreadable"]
+    One such event would end every analysis; the records beside it are read all the same.
+    """
+    numbers = {"from_ms": 10**30, "to_ms": MAX_EPOCH_MS + 1, "partition": 2**31, "to_offset": 2**63, "received": 2**62}
+    strange = [
+        *(changed(COUNTED, **{name: number}) for name, number in numbers.items()),
+        changed(DISCARDED, origin_timestamp_ms=-(10**30)),
+        *(changed(SUCCESS, origin=place) for place in ("orders@id/1", "orders@id/1/x", "orders@id/99999999999/2")),
+        *(b'{"v":1,"kind":"policy"}', b'{"v":2,"kind":"\\ud800"}', b'{"v":1e400,"kind":"x"}'),
+        *(b"[]", b"[" * 20_000, b'{"v":2,"kind":"x","y":' + b"[" * 20_000),
+    ]
+    *damaged, fine = read("events", *strange, COUNTED.to_json())
+    assert [list(row) for row in damaged] == [["unreadable"]] * len(strange)
+    for row, (name, number) in zip(damaged, numbers.items(), strict=False):
+        assert row["unreadable"].startswith(f"not a lifecycle event: {name}: {number} is out of range")
+    assert (fine["kind"], fine["received"]) == ("progress", 2)
+    assert read("events") == [], "of an empty partition"
 
 
 def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> None:

@@ -7,6 +7,7 @@ import shlex
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import DAY_MS, EVIL, MINUTE_MS, NOON_MS, facts
@@ -44,6 +45,7 @@ def test_text_of_records_stays_text() -> None:
     assert not names & {"script", "img", "iframe", "object", "link", "base", "form"}
     assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
     assert EVIL in "".join(found.text), "it is shown as it was"
+    assert "\\ud800" in to_page(facts(text="\ud800")), "as a name that was not UTF-8 may leave it"
     assert {tag for tag, _ in Elements(to_page(facts())).tags} == names, "it adds no element"
 
 
@@ -104,31 +106,48 @@ def test_what_deserves_action_comes_first() -> None:
     assert places == sorted(places)
 
 
+def entries(words: str, /, **changes: Any) -> list[dict[str, Any]]:
+    """Return what there is to do with these words in its title, of facts that are changed so."""
+    return [entry for entry in facts(**changes)["todo"] if words in entry["title"] and "Keys" not in entry["title"]]
+
+
+def cause(**changes: Any) -> dict[str, Any]:
+    """Return the first cause, changed so."""
+    return {**facts()["causes"][0], **changes}
+
+
 def test_every_command_that_the_page_names_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It fails of its broker only, with the login of the analysis: advice that cannot be followed is none."""
     monkeypatch.setattr(admin, "REACH_S", 0.2)
     (login := tmp_path / "a login").touch()
+    causes = [*facts()["causes"], cause(fingerprint="last", reason="crashed", letters=10_000)]
     named = [
         words
-        for entry in facts(client_config=str(login))["todo"]
+        for entry in facts(client_config=str(login), causes=causes)["todo"]
         for text in (entry["text"], entry["command"] or "")
         for words in re.findall(r"retryapp ((?:[a-z]+ )+(?:[^']|'[^']*')*)", text)
     ]
     assert {"dead list", "dead replay", "dead show", "pending list"} <= {" ".join(words.split()[:2]) for words in named}
+    assert any(" --force " in words for words in named)
     for words in named:
         assert run(shlex.split(words)) == ExitCode.ENVIRONMENT, words
         assert f"--client-config '{login}'" in words
 
 
 def test_nothing_to_do() -> None:
-    """A group in which nothing ever failed has a page too, and it says so."""
+    """A group in which nothing ever failed has a page too, and it says so.
+
+    So is what was discarded: somebody has settled it, or its handler keeps no dead letters: none to show or to replay.
+    """
     names = "causes outages offenders timeline retention lateness cost checks funnel ledger"
     empty = facts(**{name: [] for name in names.split()})
-    assert empty["todo"] == []
     assert empty["headline"] == "0 records failed: 0 recovered, 0 waiting, 0 dead"
-    page = to_page(empty)
-    assert "Nothing: all checks hold" in page
-    assert "<svg" not in page
+    assert "<svg" not in to_page(empty)
+    settled = facts(causes=[cause(letters=0)], checks=[], retention=[], outages=[], offenders=[])
+    assert settled["totals"]["dead"] == 431
+    for shown in (empty, settled):
+        assert shown["todo"] == []
+        assert "Nothing: all checks hold, and no retention is near." in to_page(shown)
 
 
 def test_causes_say_what_has_changed() -> None:
@@ -140,24 +159,16 @@ def test_causes_say_what_has_changed() -> None:
         third | {"decision": "resolved", "who": "bob", "decided_ms": NOON_MS - 3 * DAY_MS, "change": "regressed"},
         fourth | {"change": "more", "before": 7},
     ]
-    shown = facts(causes=changed)
-    entries = [entry for entry in shown["todo"] if " dead record" in entry["title"] or "Came back" in entry["title"]]
-    entries = [entry for entry in entries if "Keys" not in entry["title"]]
-    assert len(entries) == 2
-    assert entries[0]["title"].startswith("Came back: ValidationError")
-    assert "bob resolved it on 2030-03-14. " in entries[0]["text"]
-    assert "In the time before: 7. " in entries[1]["text"]
-    page = to_page(shown)
+    (back,), (more,) = (entries(words, causes=changed) for words in ("Came back", " dead record"))
+    assert back["title"].startswith("Came back: ValidationError")
+    assert "bob resolved it on 2030-03-14. " in back["text"]
+    assert "In the time before: 7. " in more["text"]
+    page = to_page(facts(causes=changed))
     assert "ignored by ann: known" in page
     assert page.count('class="mark regressed"') == 1
-
-
-def test_what_came_back_and_has_not_killed_yet_names_no_dead_letter() -> None:
-    """Its records wait: 'dead show' would find none of them."""
-    cause = facts()["causes"][0] | {"decision": "resolved", "who": "bob", "decided_ms": NOON_MS, "change": "regressed"}
-    found = facts(causes=[cause | {"letters": 0, "reason": None}])["todo"]
-    (entry,) = [each for each in found if each["title"].startswith("Came back")]
-    assert entry["command"].startswith("retryapp pending list --broker")
+    waits = cause(decision="resolved", who="bob", decided_ms=NOON_MS, change="regressed", letters=0, reason=None)
+    (entry,) = entries("Came back", causes=[waits])
+    assert entry["command"].startswith("retryapp pending list --broker"), "'dead show' would find none of them"
     assert ("its records wait" in entry["text"], "Dead letters" in entry["text"]) == (True, False)
 
 
@@ -166,24 +177,18 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     text = f"no plane 17\n{'x ' * 499}"
     shown = facts(text=text)
     first = shown["causes"][0]
-    entries = [
-        entry
-        for cause in (first, first | {"reason": "rejected", "letters": 1})
-        for entry in facts(causes=[cause], text=text)["todo"]
-        if " dead record" in entry["title"] and "Keys" not in entry["title"]
-    ]
-    assert [entry["title"] for entry in entries] == [
-        f"{dead}: PaymentsDown: no plane <number> {'x ' * 13}…"
-        for dead in ("300 dead records, exhausted", "1 dead record, rejected")
-    ]
-    assert "Fix what fails" in entries[0]["text"]
-    assert "Fix the producer" in entries[1]["text"]
-    assert all("stay on their topic until its retention ends" in entry["text"] for entry in entries)
-    command = "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
-    assert [entry["command"] for entry in entries] == [command] * 2
+    by_reason = [first, first | {"reason": "rejected", "letters": 1}]
+    exhausted, rejected = (entries(" dead record", causes=[each])[0] for each in by_reason)
+    name = f"PaymentsDown: no plane <number> {'x ' * 13}…"
+    assert exhausted["title"] == f"300 dead records, exhausted: {name}"
+    assert rejected["title"] == f"1 dead record, rejected: {name}"
+    assert "Fix what fails" in exhausted["text"]
+    assert "Fix the producer" in rejected["text"]
     words = "--cause c1-0000000000 --why TEXT --broker kafka-1:9092 --group billing --topic orders"
-    brings_back = f"This brings them back once it is mended: 'retryapp dead replay {words}'."
-    assert all(brings_back in entry["text"] for entry in entries)
+    for entry in (exhausted, rejected):
+        assert "stay on their topic until its retention ends" in entry["text"]
+        assert entry["command"] == "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
+        assert f"This brings them back once it is mended: 'retryapp dead replay {words}'." in entry["text"]
     page = to_page(shown)
     assert f"<strong>{escape(first['template'])}</strong>" in page
     assert "x x x" in page.split("examples</summary>")[1], "the message as it was is an example"
@@ -192,23 +197,9 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
 @pytest.mark.parametrize("reason", ["crashed", "damaged", "gone", "too-large"])
 def test_what_no_job_replays_is_not_said_to_come_back(reason: str) -> None:
     """What has no value, or could not be read, stays dead; what ended its workers is replayed alone."""
-    first = facts()["causes"][0] | {"reason": reason}
-    (entry,) = [each for each in facts(causes=[first])["todo"] if each["title"].startswith("300 dead records")]
+    (entry,) = entries("300 dead records", causes=[cause(reason=reason)])
     alone = "'retryapp dead replay billing/orders@kq8G0bTz/0/0 --force --broker kafka-1:9092'"
     assert [words in entry["text"] for words in ("--cause", alone)] == [False, reason == "crashed"]
-    replayed = shlex.split(alone.strip("'"))[1:]
-    with pytest.MonkeyPatch.context() as impatient:
-        impatient.setattr(admin, "REACH_S", 0.2)
-        assert run(replayed) == ExitCode.ENVIRONMENT, "it fails of its broker only"
-
-
-def test_what_was_discarded_is_nothing_to_do() -> None:
-    """Somebody has settled it, or its handler keeps no dead letters: there is none to show or to replay."""
-    cause = facts()["causes"][0] | {"letters": 0}
-    shown = facts(causes=[cause], checks=[], retention=[], outages=[], offenders=[])
-    assert (shown["todo"], shown["totals"]["dead"]) == ([], 431)
-    page = to_page(shown)
-    assert "Nothing: all checks hold, and no retention is near." in page
 
 
 def test_a_cause_that_came_back_has_the_colour_that_the_facts_gave_it() -> None:
@@ -296,8 +287,3 @@ def test_what_workers_did_not_tell_is_taken_from_the_topics_or_said() -> None:
     mended = build({**tables, "ledger": whole}, tables["cost"], {**counted, "received": 1})
     assert mended["totals"]["received"] == 100_000
     assert "counted from" not in to_page(facts())
-
-
-def test_half_a_surrogate_is_written() -> None:
-    """Text that no encoding has, as a name that was not UTF-8 may leave it."""
-    assert "\\ud800" in to_page(facts(text="\ud800"))

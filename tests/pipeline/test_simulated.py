@@ -70,14 +70,20 @@ def test_each_record_has_the_fate_that_the_oracle_saw(spark: SparkSession) -> No
             stories |= {(group, main, *place): story for place, story in judge.oracle.stories.items()}
     readings = readings_of(rows.frame(spark)).cache()
     journeys = journeys_of(before_cut(traces_of(readings), cuts)).cache()
-    found = {(row["group"], row["main"], row["partition"], row["offset"]): row["fate"] for row in journeys.collect()}
+    found = {(row["group"], row["main"], row["partition"], row["offset"]): row for row in journeys.collect()}
+    fates = {place: row["fate"] for place, row in found.items()}
     wrong = {
-        place: (found.get(place), story.fates)
+        place: (fates.get(place), story.fates)
         for place, story in stories.items()
-        if found.get(place) not in fates_of(story)
+        if fates.get(place) not in fates_of(story)
     }
     assert (wrong, found.keys() - stories.keys()) == ({}, set())
-    assert {*found.values()} == {"done", "dead", "discarded", "superseded", "skipped"}
+    assert {*fates.values()} == {"done", "dead", "discarded", "superseded", "skipped"}
+    for place, row in found.items():
+        story = stories[place]
+        if place[0] in kept and not story.replays and not story.again:
+            retried = [attempt["delivery"] for attempt in row["attempts"] if attempt["outcome"] == "retried"]
+            assert (retried, row["missing"]) == (sorted(story.copies), 0), place
     whole = journeys.where(journeys["group"].isin(kept))
     verdicts = [*checks.of_readings(readings), *checks.of_journeys(whole)[0]]
     counted = ledger(journeys, progress_of(readings, cuts), cuts)

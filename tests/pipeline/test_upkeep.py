@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -124,8 +124,7 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     assert len(Erasures(lake).open()) == 1
     capsys.readouterr()
     (tmp_path / "key").write_bytes(ADDRESS + b"\n")
-    line = ["pipeline", "erase", "--lake", lake.uri, "--broker", group.connection.bootstrap]
-    line += ["--group", group.topology.group] * 2
+    line = ["pipeline", "erase", "--lake", lake.uri, *group.where, "--group", group.topology.group]
     assert retryapp([*line, "--key-file", str(tmp_path / "key")]) == ExitCode.FINE
     assert "the key ends with a line end" in capsys.readouterr().err
     assert retryapp([*line, "--key", ADDRESS.decode()]) == ExitCode.FINE
@@ -169,39 +168,25 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
         hop(1, begun.erased_ms, key=b"other")
         hop(3, begun.erased_ms + 1, key=b"other")
         assert job.run_once().rows == 2
-    where = ("--broker", group.connection.bootstrap, "--group", group.topology.group)
-    code, facts = command("status", *where)
+    code, facts = command("status", *group.where)
     assert (code, [each["key_hash"] for each in facts["open_erasures"]]) == (ExitCode.FINDING, [begun.key_hash])
-    for wrong in (("--key", "other"), where, ("--client-config", __file__)):
+    for wrong in (("--key", "other"), group.where, ("--client-config", __file__)):
         assert command("erase", "--resume", *wrong)[0] == ExitCode.USAGE
     assert command("erase", "--resume") == (0, {"erasures": [{"rows": 2, "key_hash": begun.key_hash}]})
-    code, facts = command("status", *where)
+    code, facts = command("status", *group.where)
     assert (code, facts["open_erasures"]) == (0, [])
     assert keys(lake) == [b"ada", b"ada", b"other"]
-
-
-def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, lake: Lake) -> None:
-    """What is in the lake has arrived, whatever the time is here."""
-    rows = Rows()
-    for number in range(2):
-        key = hash_key(b"ada", lake.salt) if number else "other"
-        rows.failed(number, 1, key=key, first_failed_ms=NOON_MS, arrived_ms=NOON_MS)
-    Tables(lake).append(rows.frame(spark))
-    late = Upkeep(lake, now_ms=lambda: NOON_MS - 300_000)
-    assert [late.erase(b"ada").rows for _ in range(2)] == [1, 0]
-    assert Tables(lake).read().count() == 1
-    assert Erasures(lake).reach() == {hash_key(b"ada", lake.salt): NOON_MS}, "the second one reaches as far"
-    assert Erasures(lake).open() == ()
 
 
 def test_events_and_marks_of_an_erased_record_go_with_it(spark: SparkSession, lake: Lake) -> None:
     """Their key is the failure id, and an error or whoever replayed it may name a person; the log has no hash of each.
 
-    A mark that stayed would be a record that waits, or is dead.
+    A mark that stayed would be a record that waits, or is dead. A clock that is behind the broker's spares no row: what
+    is in the lake has arrived, whatever the time is here.
     """
     rows, place = Rows(), Path(lake.table(RECORDS_TABLE).removeprefix("file://"))
     for offset, key in enumerate((b"ada", b"other")):
-        rows.failed(offset, 1, key=hash_key(key, lake.salt))
+        rows.failed(offset, 1, key=hash_key(key, lake.salt), first_failed_ms=NOON_MS)
         rows.discarded(offset, 2)
         rows.marked(offset, 2, "replayed", replays=1)
         for row in rows.rows[-2:]:
@@ -210,7 +195,9 @@ def test_events_and_marks_of_an_erased_record_go_with_it(spark: SparkSession, la
     headers = F.expr(f"transform(headers, h -> named_struct('key', h.key, 'value', {value}))")
     many = rows.frame(spark, rows.rows[:1]).crossJoin(spark.range(2, 3_000)).withColumns({"headers": headers})
     Tables(lake).append(rows.frame(spark).unionByName(many.withColumn("offset", F.col("id")).drop("id")))
-    assert Upkeep(lake, now_ms=lambda: NOON_MS).erase(b"ada").rows == 3_001
+    late = Upkeep(lake, now_ms=lambda: NOON_MS - 300_000)
+    assert [late.erase(b"ada").rows for _ in range(2)] == [3_001, 0]
+    assert Erasures(lake).reach() == {hash_key(b"ada", lake.salt): NOON_MS}, "the second one reaches as far"
     assert max(commit.stat().st_size for commit in (place / "_delta_log").glob("*.json")) < 100_000
     left = Tables(lake).read().select("station", "offset").collect()
     assert sorted(map(tuple, left)) == [("dlq", 1), ("events", 1), ("retry", 1)]
@@ -267,16 +254,11 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     """A vacuum would take a running batch's files, and an erasure would miss what is written."""
     Tables(lake).append(Rows().frame(spark))
     holds, job = Holds(lake), Upkeep(lake, now_ms=lambda: FAR_MS, wait_s=0.0)
-    commands: dict[str, Callable[[], object]] = {
-        "expire": lambda: job.expire(DAY),
-        "vacuum": lambda: job.vacuum(0),
-        "erase": lambda: job.erase(ADDRESS),
-    }
     version = spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count()
     with holds.take("archive", RECORDS_HOLD):
-        for name, command in commands.items():
+        for name, argument in (("expire", DAY), ("vacuum", 0), ("erase", ADDRESS)):
             with pytest.raises(HeldError, match=rf"the {name} run cannot .*: archive \(process"):
-                command()
+                getattr(job, name)(argument)
     analysis = Analysis(lake, now_ms=lambda: FAR_MS)
     with analysis.hold():
         with pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
@@ -286,17 +268,9 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     assert spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count() == version
 
     group.dead(1, dead(1))
-    waited: list[str] = []
-    stopped = threading.Event()
-
-    def note(holder: str) -> None:
-        waited.append(holder)
-        stopped.set()
-
-    archive = group.archive(lake)
+    stopped, archive = threading.Event(), group.archive(lake)
     with holds.take("vacuum", RECORDS_HOLD), pytest.raises(HeldError, match="vacuum"):
-        archive.run_once(on_wait=note, stopped=stopped)
-    assert len(waited) == 1
+        archive.run_once(on_wait=lambda _: stopped.set(), stopped=stopped)
     assert archive.run_once().rows == 1
 
     line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait", "300ms"]

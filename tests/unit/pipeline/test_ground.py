@@ -8,7 +8,7 @@ import pwd
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,6 @@ import pytest
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from retryapp.cli import _spark
 from retryapp.cli._analyse import _check_folder, _write, causes
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
@@ -40,7 +39,7 @@ from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.outlook import find_outlook
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, compare
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -59,7 +58,7 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 def test_stations_of_a_group() -> None:
     """Retry, dead-letter and events topics, each with its handler; nothing else."""
     topologies = [HandlerTopology("billing", "orders"), HandlerTopology("billing", "orders.eu")]
-    names = [
+    names = (
         "retry",
         "retry.5s",
         "retry.soon",
@@ -69,7 +68,7 @@ def test_stations_of_a_group() -> None:
         "events",
         "pending.changelog",
         "eu.dlq",
-    ]
+    )
     stations = stations_of(topologies, ["orders", *(f"billing.orders.{name}" for name in names)])
     assert {name: (topology.main, role.value) for name, (topology, role) in stations.items()} == {
         "billing.orders.retry": ("orders", "retry"),
@@ -81,70 +80,73 @@ def test_stations_of_a_group() -> None:
     }
 
 
-def have(monkeypatch: pytest.MonkeyPatch, begins: Offsets, ends: Offsets) -> None:
-    """Have topics begin and end at some offsets."""
-    made = Mock(begins=lambda _: begins, ends=lambda _: ends)
-    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: made)
+LIFE = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
+Look = Callable[..., tuple[list[tuple[int, int | None, int | None, str]], dict[tuple[str, int], int], list[int]]]
 
 
-def test_a_topic_that_lost_its_end_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Look:
+    """Compare a state with topics whose partitions all begin and end at some offsets: gaps, positions and epochs."""
+
+    def compared(state: State, *present: Life, begin: int = 0, end: int = 9) -> Any:
+        made = Mock(begins=lambda places: dict.fromkeys(places, begin), ends=lambda places: dict.fromkeys(places, end))
+        monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: made)
+        found = compare(state, Mock(), "g", present, cluster_id="c")
+        gaps = [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in found.gaps]
+        return gaps, found.positions, [life.epoch for life in found.lives]
+
+    return compared
+
+
+def test_a_topic_that_lost_its_end_is_a_gap(look: Look) -> None:
     """Once, however long it takes until it is as long again: what gets these offsets meanwhile is not read."""
-    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
     for end in (5, 6, 7):
-        have(monkeypatch, {("t", 0): 0}, {("t", 0): end})
-        start = compare(State(run_id="r", lives=(life,)), Mock(), "g", [life], cluster_id="c")
-        gaps = [(gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps]
-        assert (gaps, start.positions) == ([(None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
+        gaps, positions, _ = look(State(run_id="r", lives=(LIFE,)), LIFE, end=end)
+        assert (gaps, positions) == ([(0, None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
 
 
 def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then nothing of the partition is read; what is held back of others is not less for it."""
-    life, first, second = Life(topic="t", topic_id="id", group="g", main="m", station="dlq"), ("t", 0), ("t", 1)
-    gap, ends = Gap(life, 0, None, 7, CUT_OFF), {first: 5, second: 2}
-    look = Mock(positions={first: 7, second: 2}, ends=ends, lives=(life,), gaps=(gap,))
+    first, second = ("t", 0), ("t", 1)
+    gap, ends = Gap(LIFE, 0, None, 7, CUT_OFF), {first: 5, second: 2}
+    seen = Mock(positions={first: 7, second: 2}, ends=ends, lives=(LIFE,), gaps=(gap,))
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
-    for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
+    for name, made in (("look_up", seen), ("Positions", last), ("retention_of", {})):
         monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
     (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
 
-def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(look: Look) -> None:
     """The archive knew the topic by then. What a topic lost before its first run is no gap."""
-    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7, None))
-    present = [replace(life, next=(None,) * 3)]
-    begins = {("t", 0): 4, ("t", 1): 4, ("t", 2): 4}
-    have(monkeypatch, begins, dict.fromkeys(begins, 9))
-    start = compare(State(run_id="r", lives=(life,)), Mock(), "g", present, cluster_id="c")
-    assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps] == [(2, 0, 4, RETENTION)]
-    assert start.positions == {("t", 0): 7, ("t", 1): 4, ("t", 2): 4}
-    for unsure in (State(), State(lives=(life,))):
-        assert compare(unsure, Mock(), "g", present, cluster_id="c").gaps == ()
+    known, present = replace(LIFE, next=(7, None)), replace(LIFE, next=(None,) * 3)
+    gaps, positions, _ = look(State(run_id="r", lives=(known,)), present, begin=4)
+    assert (gaps, positions) == ([(2, 0, 4, RETENTION)], {("t", 0): 7, ("t", 1): 4, ("t", 2): 4})
+    for unsure in (State(), State(lives=(known,))):
+        assert look(unsure, present, begin=4)[0] == []
 
 
-def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(look: Look) -> None:
     """As one that a broker did not show. The gap is reported once; a new id is a new life."""
-    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
-    have(monkeypatch, {("t", 0): 0}, {("t", 0): 9})
-    state = State(run_id="r", lives=(life,))
-    assert [gap.reason for gap in compare(state, Mock(), "g", [], cluster_id="c").gaps] == [DELETED]
+    state = State(run_id="r", lives=(LIFE,))
+    assert look(state)[0] == [(0, 7, None, DELETED)]
     state = state.after("g", (), "c", "r")
-    assert compare(state, Mock(), "g", [], cluster_id="c").gaps == ()
+    assert look(state)[0] == []
     for topic_id, position, epoch in (("id", 7, 1), ("other", 0, 2)):
-        start = compare(state, Mock(), "g", [replace(life, topic_id=topic_id, next=(None,))], cluster_id="c")
-        assert (start.positions, start.lives[0].epoch, start.gaps) == ({("t", 0): position}, epoch, ())
-        (again,) = state.after("g", start.lives_at({("t", 0): 9}), "c", "r").lives
+        life = replace(LIFE, topic_id=topic_id, next=(None,))
+        assert look(state, life) == ([], {("t", 0): position}, [epoch])
+        (again,) = state.after("g", [replace(life, next=(9,))], "c", "r").lives
         assert (again.next, again.over) == ((9,), False)
 
 
 def test_a_topic_that_is_hidden_from_the_login_is_not_taken_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers list only what a login may describe, and refuse to describe the rest: else all would be reported lost."""
     monkeypatch.setattr(sources, "find_handlers", lambda *_: ())
-    admin, life = Mock(), Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
+    admin = Mock()
     admin.topic_names.return_value, admin.connection = (), KafkaConnection("b:9094", {"security.protocol": "SSL"})
     admin.describe_topics.side_effect = AccessDeniedError("describe topic t", "b:9094", "Topic authorization failed")
     with pytest.raises(AccessDeniedError, match="describe topic t"):
-        sources.find_sources(admin, "g", (life,))
+        sources.find_sources(admin, "g", (LIFE,))
     with pytest.raises(GroupMissingError, match="grant this login DESCRIBE on the group's topics"):
         sources.find_sources(admin, "g")
 
@@ -311,25 +313,6 @@ def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypat
 def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
     """It does not start with two; whoever names one in the environment keeps it."""
     assert _collector(given) == ours
-
-
-def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
-    """A notebook's other jobs in the same context go on, and so does its log."""
-    session, stopped, cancelled = Mock(), threading.Event(), threading.Event()
-    context = session.sparkContext
-    context.cancelJobsWithTag.side_effect = lambda _: cancelled.set()
-
-    def job() -> None:
-        stopped.set()
-        assert cancelled.wait(30)
-        raise ValueError("cancelled")
-
-    with pytest.raises(KeyboardInterrupt), _spark.cancelled_by(stopped, session):
-        job()
-    tag = context.addJobTag.call_args.args
-    assert context.cancelJobsWithTag.call_args.args == context.removeJobTag.call_args.args == tag
-    context.cancelAllJobs.assert_not_called()
-    context.setLogLevel.assert_not_called()
 
 
 @pytest.mark.parametrize(
