@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -34,6 +33,7 @@ from retryapp.lookup.records import (
     whole_entry,
 )
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import Operators, Person, Role
 from retryapp.web.attention import needs_action
@@ -45,7 +45,7 @@ from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
-from retryapp.web.turns import Daemons, Turns, compute
+from retryapp.web.turns import Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
@@ -58,7 +58,7 @@ List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
 
 _searches: Final = Turns(4)  # they read topics, or look into messages, headers and values: that may take long
-_decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
+_decodings: Final = Daemons(4, "decodings")
 _readings: Final = Daemons(4, "readings")
 """Of single records: a broker that has just gone holds a thread longer than its page waits."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
@@ -16,6 +15,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.web.access import Person, Role
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
@@ -30,7 +30,7 @@ Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
 """Returns facts, or a body and its type: something without facts of records."""
 
 _PUT_RIGHT: Final = "This is the worker's login. Once it is put right, ask again: no command is obeyed twice"
-_writers: Final = ThreadPoolExecutor(2, thread_name_prefix="writers")
+_writers: Final = Daemons(2, "writers")
 
 logger = logging.getLogger(__name__)
 
