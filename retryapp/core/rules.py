@@ -125,7 +125,7 @@ class Rule:
 
     def find(self, error: BaseException, delivery: Any = None, on_fault: OnFault | None = None) -> BaseException | None:
         """Return the first error of a failure that it matches, or None."""
-        if not self.anywhere:
+        if not self.anywhere or _stands_alone(error):
             return error if self._matches(error, delivery, on_fault) else None
 
         def ask(each: BaseException) -> BaseException | None:
@@ -158,6 +158,10 @@ class Rule:
         return fault is None and bool(answer)
 
 
+def _stands_alone(error: BaseException) -> bool:
+    return error.__cause__ is None and not isinstance(error, BaseExceptionGroup)
+
+
 def first_answer(
     error: BaseException,
     ask: Callable[[BaseException], Answer | None],
@@ -175,6 +179,8 @@ def first_answer(
         of_group: gets the answers of a group's members, if the group itself has none.
         ends: types whose causes are not asked.
     """
+    if _stands_alone(error):
+        return ask(error)
     return _first(error, ask, of_group, ends, MAX_NESTING, {})
 
 

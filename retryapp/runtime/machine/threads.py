@@ -17,8 +17,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NICENESS: Final = 5
-"""Where workers share a processor, a page that is computed doubled the p99 of lateness of 200 retries a second. The lower
-its priority the less it does so, and the longer a page takes in a burst: with 5, it has a quarter of a full processor."""
+"""Where workers share a processor, a page that is computed doubled the p99 of lateness of 200 retries a second. The
+lower its priority the less it does so, and the longer a page takes in a burst: with 5, it has a quarter of a
+processor."""
 
 
 class Daemons(Executor):
