@@ -33,12 +33,10 @@ def decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callab
 
 
 def json_option(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--json`` as the argument ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
 
 
 def app_option(*, required: bool) -> Decorator:
-    """Add ``-A`` as the argument ``app_spec``."""
     return click.option(
         "-A", "--app", "app_spec", metavar="MODULE[:APP]", required=required,
         help="The application, as for 'faust -A': a module, and the name of its Faust app when that is not 'app'.",

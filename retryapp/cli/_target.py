@@ -71,7 +71,6 @@ def origin_named(failure: str) -> tuple[str, Origin]:
 
 
 def show_of(place: Place, main: str) -> Show:
-    """Return what shows keys and values of a handler."""
     decoding = decoding_of(place)
     return undecoded if decoding is None else decoding.shows(main)
 

@@ -119,7 +119,6 @@ class PartitionCount:
         self._next_range = 0
 
     def tell(self, told: Told) -> None:
-        """Take the contents of one record of our topics."""
         if told.nobody is not None:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
@@ -158,7 +157,6 @@ class PartitionCount:
             self._problem(Fault.OFFSETS, text)
 
     def judge(self, cut: Cut) -> None:
-        """Follow every record that has left a trace."""
         self._cut, self._shown_from_ms = cut, cut.shown_from_ms
         ahead: list[tuple[int, Trace]] = []
         while self._traces:

@@ -30,7 +30,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
-from retryapp.kafka.remembered import QueuedStart, remembered, remembered_and_queued
+from retryapp.kafka.remembered import Queued, remembered, remembered_and_queued
 from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
 from retryapp.lookup.reading import Reading
@@ -227,7 +227,7 @@ def progress_of(connection: KafkaConnection, topology: HandlerTopology, now_ms: 
     return found
 
 
-def _as_begun(start: QueuedStart) -> Part:
+def _as_begun(start: Queued[JobCommand]) -> Part:
     command = start.command
     verb = "" if command.part is None else command.part.verb
     return Part(job=command.job, verb=verb, by=command.by, why=command.why, since_ms=start.sent_ms)

@@ -100,7 +100,6 @@ class Answers:
             raise not_found("other-group", f"this is a worker of group {ours}", "Ask workers of your own group")
 
     async def person(self, request: Any, needs: Role) -> Person:
-        """Return who asks for something that needs a role."""
         url = self.view.url()
         asked = url.rstrip("/") + request.raw_path
         if request.path.startswith(PART) and self.peers.has_signed(request.headers.get(SIGNATURE, ""), asked):
@@ -157,7 +156,6 @@ class Answers:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
     async def everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
-        """Return what all workers have of a handler."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
@@ -201,7 +199,6 @@ class Answers:
         }
 
     async def due_here(self, question: Question) -> Facts:
-        """Return what becomes due in the partitions that are open here."""
         main = self.get_handler_or_404(question.main).main
         return (await self._due.here(main, self.view.partitions(main), self.now_ms())).model_dump()
 
@@ -228,12 +225,10 @@ class Answers:
         return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(reasons - {""})}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
-        """List what waits in those of these partitions that this worker has."""
         look = partial(waiting_here, self.view, infos, question, self.now_ms(), self._search(question))
         return await (_searches.take(look) if question.wanted.deep else compute(look))
 
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
-        """List the dead letters of those of these partitions that this worker has."""
         info = self.get_handler_or_404(question.main)
         if question.wanted.deep:
             self.check_broker()
@@ -413,7 +408,6 @@ class Answers:
         raise not_ready(silence, waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:
-        """Return the handler of a main topic, or refuse with 404."""
         infos = self.view.handlers()
         for info in infos:
             if info.main == main:
@@ -443,7 +437,6 @@ def _asked(question: Question) -> Facts:
 
 
 def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None, show: Show) -> Facts:
-    """Return a letter with what was read of it."""
     if letter is not None:
         content = {**content, **dead_detail(entry, letter.headers), "key": None}
     if letter is None or record is None:

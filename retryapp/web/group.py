@@ -33,7 +33,6 @@ class Group(NamedTuple):
 
     @property
     def totals(self) -> Facts:
-        """What is said of all of them."""
         rates = None if self.rates is None else asdict(self.rates)
         return {**totals(self.partitions), "silent": self.silent, "rates": rates}
 

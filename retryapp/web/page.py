@@ -49,7 +49,6 @@ class Page:
         self.template = template
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request, or refuse it."""
         # whoever has a browser is shown what their role sees of any page; probes wait for no login hook
         needs = max(self.needs, Role.LOOK) if is_browser(request) else self.needs
         person = await self.answers.person(request, needs)
@@ -139,7 +138,6 @@ class Page:
     def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.Response:
-        """Return an answer with the headers that all have."""
         headers = {**safety_headers(), **(headers or {})}
         return web.Response(body=body, content_type=content_type, charset="utf-8", status=status, headers=headers)
 

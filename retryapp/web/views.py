@@ -40,7 +40,6 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def find(answers: Answers, question: Question) -> Facts:
-    """Send the reader to the page of a failure id."""
     path = answers.find(question)
     raise PageError(
         303,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,7 +70,6 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "--processes", "0"], "--processes"),
         (["wk_good", "--processes", "many"], "'--processes': 'many': expected auto, or a number from 1"),
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
-        (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
         (["wk_good.py"], "no module 'wk_good.py': leave out '.py'"),
         (["wk_broken"], "wk_broken.py, line 1"),
@@ -124,18 +122,6 @@ def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_ove
     assert handed_over == [expected]
 
 
-def test_a_taken_port_is_named(handed_over: list[list[str]], retryapp: Callable[..., Any]) -> None:
-    """Before anything starts; a free one is handed on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        done = retryapp("worker", "wk_good", "--port", port)
-    assert done.code == ExitCode.ENVIRONMENT
-    assert f"port {port} on 127.0.0.1 is already in use" in done.err
-    assert handed_over == []
-    assert run(["worker", "wk_good", "--port", port]) == ExitCode.FINE
-    assert handed_over[0][-2:] == ["--web-port", port]
-
-
 def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
     """An app without any is refused before a broker is asked."""
     done = retryapp("plan", "-A", "wk_empty")
@@ -179,13 +165,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
 def test_several_processes_run_the_same_command(
     started: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch, processes: str, count: int
 ) -> None:
-    """Each checks and prints the same; a port is where each begins to look for one of its own."""
-    monkeypatch.setenv("RETRYAPP_WEB_PORT", "6000")
-    words = ["worker", "wk_good", "--processes", processes, "--port", "7001", "-l", "error"]
+    """Each checks and prints the same."""
+    words = ["worker", "wk_good", "--processes", processes, "-l", "error"]
     assert run(words) == ExitCode.RESTART
     own = ["-m", "retryapp.cli.main", "worker", "-A", "wk_good", "--parent", str(os.getpid()), "--loglevel", "error"]
     assert started == [([sys.executable, *own], count)]
-    assert os.environ["RETRYAPP_WEB_PORT"] == "7001"
 
 
 @pytest.mark.parametrize(
