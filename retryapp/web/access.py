@@ -30,8 +30,8 @@ from aiohttp import web
 
 from retryapp.core.errors import InvalidSettingError, shown
 from retryapp.ports import PAGES_PREFIX
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.web.errors import PageError
-from retryapp.web.turns import Daemons
 
 COOKIE: Final = "retryapp-operator"
 LOCAL: Final = "local"
