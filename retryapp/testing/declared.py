@@ -28,7 +28,7 @@ def declared_handler(retries: Declares, main: str, more: Mapping[str, Any]) -> t
 
     Raises:
         LookupError: no handler of this topic is declared.
-        InvalidSettingError: an argument is the declaration's.
+        InvalidSettingError: an argument is the declaration's; or its value type has a name that is not defined.
     """
     declared = {handler.main: handler for handler in retries.handlers}
     if main not in declared:
@@ -39,9 +39,10 @@ def declared_handler(retries: Declares, main: str, more: Mapping[str, Any]) -> t
         if name in more:
             problem = "expected in the declaration; a partition with another one is MemoryPartition(function, policy)"
             raise InvalidSettingError(name, more[name], problem)
+    handler.values.check()
     names = [field.name for field in fields(handler) if field.init and field.name not in _OF_A_WORKER]
     options = {name: getattr(handler, name) for name in names}
-    return handler, {**options, **more}
+    return handler, {**options, "value_type": handler.values.value_type, **more}
 
 
 def check_place(partition: object, random: object) -> None:

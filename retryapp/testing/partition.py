@@ -155,6 +155,7 @@ class MemoryPartition:
             destinations=Destinations(BesideMain(self.destinations, main), self.clock, lambda: self._owned),
             **options,
         )
+        self.handler.values.check()
         self._hung = False
         self.handler.orphans.on_hung = self._note_hung
         self._pools = pools or make_pools(self.handler)

@@ -150,6 +150,15 @@ def test_what_gives_no_random_numbers_is_named(random: Any) -> None:
     assert MemoryPartition(charge, random=Random(7)).handler.name.endswith("charge")
 
 
+async def test_a_script_gets_what_the_declared_function_would(retries: Retries) -> None:
+    """Names in the value type are those of the declared function's module, whatever takes its place."""
+    script = Script()
+    retries.handler("lists", value=list["Order"], policy="5m")(charge)
+    async with MemoryPartition.of(retries, "lists", function=script) as lists:
+        await lists.send(b'[{"id": 1}]')
+        assert [call.value for call in script.calls] == [[Order(id=1)]]
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
