@@ -89,6 +89,8 @@ class Rule:
         for error_type in given:
             if not isinstance(error_type, type) or not issubclass(error_type, BaseException):
                 raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
+        if type(self.anywhere) is not bool:
+            raise InvalidPolicyError("anywhere", self.anywhere, "expected True or False")
         if self.when is not None:
             _check_predicate(self.when)
         if self.dead_letters is not None:
