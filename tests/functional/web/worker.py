@@ -415,12 +415,13 @@ LATER_MS = NOW_MS + 220_000
 def steps() -> list[dict[str, Any]]:
     """Return the journey of a record that failed, died, was edited and replayed, and failed again."""
     failed: Any = {"kind": "failed", "delivery": 1, "replays": 0, "reason": None, "due_at_ms": NOW_MS - 400_000}
+    failed["first_failed_ms"] = NOW_MS - 900_000
     failed |= {"error_type": "app.ServiceError", "message": f"HTTP 503 {EVIL}", "cause_id": "c1-0011223344"}
     return [
         {**failed, "at_ms": NOW_MS - 900_000, "attempt": 1, "duration_ms": 2_300, "worker": "pod-7/worker-2"},
         {**failed, "at_ms": NOW_MS - 400_000, "attempt": 7, "duration_ms": 40, "kind": "dead", "reason": "exhausted"},
         {"kind": "replay", "at_ms": NOW_MS - 90_000, "by": "ann", "text": "it waits", "message": "ledger is back"},
-        {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann"},
+        {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann", "job": "3f9ca81b02"},
         {
             **failed,
             "at_ms": NOW_MS - 80_000,
