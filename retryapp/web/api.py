@@ -92,8 +92,11 @@ _Handler = _model(
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
 _Part = _model(
-    "Part", "A part of a job; passed: how many of the refused were done with before, and stay so.",
+    "Part",
+    "A part of a job; passed: how many of the refused were done with before, and stay so; outcomes: of how many "
+    "replays it is known what their first attempt came to; failed_again: how many of these failed.",
     verb=str, state=str, done=int, refused=_Counts, passed=int, looked=int, letters=_Int, paused=_Text, by=str, why=str,
+    outcomes=int, failed_again=_Int,
 )  # fmt: skip
 _Job = _model("Job", "A job.", _Part, job=str)
 _WholeJob = _model(

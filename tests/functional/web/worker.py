@@ -404,8 +404,8 @@ def job_parts() -> dict[int, list[Part]]:
     facts: Any = {"verb": "replay", "by": "ann", "order": order}
     going = [Part(job="3f9ca81b02", why="ledger is back", done=number, looked=700, **facts) for number in (210, 95)]
     going[1].refused = Counter({"recovered": 4})
-    again = "60 of the last 100 failed again"
-    stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, paused=again, done=100, **facts)
+    again: Any = {"paused": "60 of the last 100 failed again", "outcomes": 100, "failed_again": 60}
+    stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, done=100, **again, **facts)
     return {0: [stopped, going[0]], 1: [going[1]]}
 
 
