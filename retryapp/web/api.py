@@ -233,6 +233,18 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         ),
         {"id": _STRING},
     ),
+    "/{main}/audit": (
+        _model(
+            "AuditPage", "Commands of a time (a day if `since` does not say), the newest first.", _Page,
+            main=str, from_ms=int, since=_Text, until=_Text, more=bool, looked=int, complete=bool, jobs=list[str],
+            commands=_many(_model(
+                "AuditEntry", "A command, or what a part of a job did by itself: how many partitions have obeyed or "
+                "refused it, and what the first one says.", at_ms=int, verb=str, by=str, why=str, text=str,
+                before=_Text, after=_Text, edited=str, failure_id=_Text, job=_Text, circuit=_Text, done=int,
+                refused=_Counts)),
+        ),
+        {"since": _STRING, "until": _STRING},
+    ),
     "/api/commands/{main}/{partition}/{offset}": (
         _model("LaterOutcome", "What has become of a command.", _Page, _OUTCOME),
         {},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from functional.web import audits
 from samples import WAITING, partition
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, Partit
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.journeys import Journey
 
-NOW_MS = 1_760_000_000_000
+NOW_MS = audits.NOW_MS
 GROUP = "billing"
 MAIN = "shop.orders"
 TOPIC_ID = "kq8G0bTz"
@@ -261,6 +262,8 @@ class FakeWorker(RuntimeView):
 
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True, edited=1)
+
+    read_audit = staticmethod(audits.audit_of)
 
     def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
         assert [part.job for part in parts.values()] == [job] * len(parts)
