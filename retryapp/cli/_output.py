@@ -26,6 +26,7 @@ WIDTH_OF_A_PIPE: Final = 1_000
 
 _APART: Final = {
     "failure_id", "damaged", "headers", "retry_headers", "key", "value", "metadata", "origin", "append_ms",
+    "failures",
 }  # fmt: skip
 """Facts with a place of their own, or shown as part of another."""
 

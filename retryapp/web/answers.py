@@ -304,7 +304,11 @@ class Answers:
                 unread = str(error)
         record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
-        return {"main": info.main, "policy": _policy(info), "record": record}
+        return {"main": info.main, "policy": _policy(info), "record": record, "jobs": self._jobs(info.main, partition)}
+
+    def _jobs(self, main: str, partition: int) -> list[str]:
+        """Return the ids of the jobs that a partition remembers: those that have a page."""
+        return [part.job for part in self.view.job_parts(main).get(partition, ())]
 
     async def dead_letter(self, question: Question) -> Facts:
         """Return one dead letter; key and value are read from the topic now."""
@@ -329,7 +333,8 @@ class Answers:
         newer = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
         beside = {"newer": min(newer, default=None), "older": older[0] if older else None}
-        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
+        facts = {"main": info.main, "topic": topic, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
+        return {**facts, "record": record, **beside}
 
     async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
