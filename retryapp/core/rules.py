@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from retryapp.core.checks import is_function_of
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
@@ -46,17 +46,6 @@ class ErrorClass(StrEnum):
     """Nothing can succeed before somebody has acted: its partition is paused."""
 
 
-class Wait(Protocol):
-    """The wait that an error itself asks for."""
-
-    @property
-    def text(self) -> str:
-        """Its form in the policy's text."""
-
-    def __call__(self, error: BaseException, now_ms: int) -> int | None:
-        """Return milliseconds, or None: the schedule's."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """Exception types, conditions, and what they mean.
@@ -76,11 +65,12 @@ class Rule:
     """Name of the dead-letter topic, after ``{group}.{main}.dlq.``; None: the usual one."""
     anywhere: bool = True
     """Whether causes and members of groups count, too."""
-    wait: Wait | None = None
+    wait: Callable[[BaseException, int], int | None] | None = None
+    """The wait in milliseconds that an error itself asks for, now; None, also as an answer: the schedule's."""
     circuit: str = ""
     """Name of the circuit that such errors are counted by; empty: the handler's own, if it has one."""
     made_by: str | None = None
-    """Name of the function of ours that made it: in the text instead of types and condition."""
+    """The function of ours that made it, and what it was given: in the text instead of types, condition and wait."""
 
     def __post_init__(self) -> None:
         if not self.error_types:
@@ -112,8 +102,6 @@ class Rule:
             parts.append(f"schedule=({self.schedule.text})")
         if self.hot is not None:
             parts.append(f"hot=({self.hot.text})")
-        if self.wait is not None:
-            parts.append(self.wait.text)
         if self.circuit:
             parts.append(f"circuit={self.circuit}")
         if self.dead_letters is not None:
