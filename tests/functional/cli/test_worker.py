@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +147,31 @@ def test_what_is_suggested_names_the_app_that_was_given(
     assert command in retryapp("plan", "-A", app, "--json").json["error"]["message"]
     assert command in retryapp("doctor", "-A", app).out
     assert command in retryapp("doctor", "-A", app, "--json").json["findings"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("app", "until"),
+    [("wk_slow", "importing"), ("wk_good", "Waiting for a broker")],
+)
+def test_sigterm_ends_a_worker_that_has_not_begun(folder: Path, app: str, until: str) -> None:
+    """While its module is imported, and while it waits for a broker: with the exit code of a stop, and a word.
+
+    The default action ended it by the signal; in a container, as its first process, it went on until it was killed.
+    """
+    source = "import sys, time\nsys.stderr.write('importing\\n')\ntry:\n    time.sleep(60)\nexcept BaseException: ...\n"
+    (folder / "wk_slow.py").write_text(source)
+    env = {**os.environ, "RETRYAPP_DATADIR": str(folder / "data"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "retryapp", "worker", app, "--without-web"]
+    with subprocess.Popen(words, env=env, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            assert any(until in line for line in lines), "it has ended"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == ExitCode.FINE
+            assert [*lines][-1] == "retryapp: stopped by SIGTERM before the worker had begun\n"
+        finally:
+            process.kill()
 
 
 @pytest.fixture
