@@ -245,7 +245,7 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
             "expected an id as lists show it",
         ),
         (["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "other"], "expected an id as lists show it"),
-        (["plan", "-A", "./billing.py"], "no module is named. Give module[:app]"),
+        (["plan", "-A", "./billing.py"], "-A ./billing.py: that is a path, and a module is needed. Give billing in"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
         (["doctor"], "--app"),
     ],
