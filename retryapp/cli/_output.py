@@ -72,6 +72,14 @@ def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: st
     return "\n".join([table(list(columns), rows), line, *undecoded_text(listed)])
 
 
+def missing_text(letters: Sequence[str]) -> str:
+    """Return a line about each dead-letter topic that is not there, with the end of the line before it."""
+    return "".join(
+        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or it was deleted"
+        for name in letters
+    )
+
+
 def undecoded_text(listed: Listed) -> list[str]:
     """Return a line about values in which no field was looked for, if there are such."""
     return [f"The decoder failed for {counted(listed.undecoded, 'value')}: not searched"] if listed.undecoded else []
