@@ -17,6 +17,7 @@ from retryapp.cli._options import (
     list_options,
     pair,
     place_options,
+    place_text,
     raw_option,
     typed_bytes,
 )
@@ -162,8 +163,9 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     connection, topology, origin = resolve_failure(place, failure_id)
     found = find_dead(connection, topology, origin)
     if found is None:
+        waits = f"'retryapp pending show {place_text()} {failure_id}'"
         text = (
-            "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
+            f"has no dead letter: it is done, waits ({waits}), was discarded without one "
             "(dead_letters='drop'), or its letter was deleted: by retention, or with its topic"
         )
         return show_missing(failure_id, text, raw=raw, as_json=as_json)

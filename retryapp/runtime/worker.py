@@ -127,7 +127,7 @@ class RetryWorker(Worker):
             super().stop_and_shutdown()
         except InvalidSessionTimeoutError:
             expected = "the brokers refuse it: set it within their group.min.session.timeout.ms and "
-            expected += "group.max.session.timeout.ms ('retryapp doctor' shows them)"
+            expected += "group.max.session.timeout.ms ('retryapp doctor -A MODULE' shows them)"
             session = f"{self.app.conf.broker_session_timeout:g} s"
             _leave(InvalidSettingError("broker_session_timeout", session, expected))
         except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from retryapp.cli import worker as cli_worker
+from retryapp.cli._workers import Group
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.doctor.examine import Report
@@ -146,6 +147,9 @@ def test_what_is_suggested_names_the_app_that_was_given(
     finding = problem("group", "no READ", remedy=REMEDY)
     monkeypatch.setattr("retryapp.cli.plan.reach", refuse)
     monkeypatch.setattr("retryapp.cli.doctor.examine", lambda *_args, **_more: Report((finding,), reachable=True))
+    group = Group(group="good", now_ms=1, workers=["w"], todo=["orders: Run 'retryapp topics grow -A MODULE'"])
+    monkeypatch.setattr("retryapp.cli.top._Watch.look", lambda _watch: group)
+    assert f"'retryapp topics grow -A {app}'" in retryapp("top", "-A", app, "--once").out, "with --json it always was"
     command = f"'retryapp plan -A {app} --acls'"
     assert command in retryapp("plan", "-A", app).err
     assert command in retryapp("plan", "-A", app, "--json").json["error"]["message"]
