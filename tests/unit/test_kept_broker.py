@@ -85,8 +85,9 @@ def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """Before anything is started."""
     (tmp_path / "file").touch()
-    with pytest.raises(FolderUnusableError, match="--data"):
-        start_kept_broker(tmp_path, tmp_path / "file" / "data", port=9092)
+    for folder in (tmp_path / "file" / "data", tmp_path / ("x" * 300)):
+        with pytest.raises(FolderUnusableError, match="--data"):
+            start_kept_broker(tmp_path, folder, port=9092)
 
 
 def test_a_broker_that_nobody_could_find_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

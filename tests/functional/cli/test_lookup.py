@@ -250,6 +250,12 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "other"], "expected an id as lists show it"),
         (["plan", "-A", "./billing.py"], "-A ./billing.py: that is a path, and a module is needed. Give billing in"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
+        (["top", "--url", "http://[::1"], "'--url': 'http://[::1': expected the address of a worker's pages"),
+        (["top", "--url", ""], "'--url': '': expected the address of a worker's pages"),
+        (["ledger", "--broker", "kafka://b:1", "--group", "g"], "'kafka://b:1': expected HOST:PORT, as localhost:9092"),
+        (["ledger", "--broker", "b:port", "--group", "g"], "'--broker': 'b:port': expected HOST:PORT"),
+        (["ledger", "--broker", "", "--group", "g"], "'--broker': '': expected HOST:PORT"),
+        (["handler", "pause", "--why", "\udcff"], "'--why': '\\udcff' is no text in UTF-8"),
         (["doctor"], "--app"),
     ],
 )
