@@ -124,9 +124,11 @@ def test_a_folder_that_was_deleted_is_named(
     ],
 )  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:
-    """With its own options."""
+    """With its own options; what SIGTERM does in this process is as before."""
+    before = signal.getsignal(signal.SIGTERM)
     assert run(["worker", *words]) == ExitCode.FINE
     assert handed_over == [expected]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
