@@ -316,7 +316,7 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
     for cut in taken:
         group = cut.group
         for topology in (each for each in find_handlers(admin, group) if each.main not in cut.gone):
-            partitions = take_ledger(connection, topology).partitions
+            partitions = take_ledger(connection, topology, by_names=True).partitions
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(partitions[row["partition"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ from retryapp.runtime.machine.clock import SystemClock
 R = TypeVar("R")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_KAFKA_PORT: Final = 9092
+_MOST_PORT: Final = 65_535
+_BROKER: Final = re.compile(
+    r"(?:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:[\w.-]+|\[[\w:.%]+\])(?::(?P<port>\d{1,5}))?", re.ASCII
+)
 _PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
 
 
@@ -75,7 +81,7 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
     return decorated(
         with_place,
         app_option(required=False),
-        click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
+        click.option("--broker", type=BROKERS, metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
         click.option("--group", metavar="NAME", help="Consumer group = the Faust app's id, with --broker."),
         click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
         client_config_option(f"File with librdkafka properties for --broker, {_PROPERTIES}."),
@@ -124,6 +130,8 @@ class Parsed(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self.read(str(value))
+        except UnicodeEncodeError:
+            self.fail(f"{value!r} is no text in UTF-8", param, ctx)
         except (ValueError, ConfigurationError) as error:
             self.fail(str(error), param, ctx)
 
@@ -133,6 +141,16 @@ def _words(text: str) -> str:
         raise ValueError(f"{len(text)} characters; at most {MAX_WORDS} are possible")
     text.encode()  # raises where the command line was no UTF-8
     return text
+
+
+def _brokers(text: str) -> str:
+    """Check what the client library would take for no broker at all, or for port 0, and wait for."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts or [text]:
+        found = _BROKER.fullmatch(part)
+        if found is None or not 0 < int(found["port"] or _KAFKA_PORT) <= _MOST_PORT:
+            raise ValueError(f"{text!r}: expected HOST:PORT, as localhost:9092, with commas between several")
+    return ",".join(parts)
 
 
 def _rate(text: str) -> str:
@@ -149,6 +167,8 @@ def _reason(text: str) -> str:
     return _words(text)
 
 
+BROKERS: Final = Parsed("address", _brokers)
+"""Bootstrap addresses."""
 WORDS: Final = Parsed("text", _words)
 """A text that commands take: at most `MAX_WORDS` characters."""
 REASON: Final = Parsed("text", _reason)

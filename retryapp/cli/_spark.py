@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, Decorator, pair, pipeline_client_config
+from retryapp.cli._options import BROKERS, LENGTH, Decorator, pair, pipeline_client_config
 from retryapp.cli._target import connect
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
@@ -86,7 +86,7 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
 def broker_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--broker`` and ``--client-config``; the job gets ``connection``, to a cluster that answers."""
 
-    @click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address.")
+    @click.option("--broker", type=BROKERS, metavar="HOST:PORT", required=True, help="Bootstrap address.")
     @pipeline_client_config
     @wraps(function)
     def with_broker(*, broker: str, client_config: Path | None, **others: Any) -> R:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -51,6 +51,11 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     if not handlers:
         raise GroupMissingError(place.group, connection)
     return Target(connection, _only(handlers, place.topic))
+
+
+def missing_letters(place: Place, topologies: Iterable[HandlerTopology]) -> list[str]:
+    """Return the dead-letter topics that are not there and that only the app could say more of."""
+    return [each.dlq for each in topologies if place.app_spec is None and each.may_lack_letters]
 
 
 def decoding_of(place: Place) -> Decoding | None:

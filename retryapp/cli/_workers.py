@@ -20,7 +20,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from retryapp.core.text import counted
+from retryapp.cli.console import Given
+from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 from retryapp.ports import PAGES_PREFIX
@@ -161,7 +162,7 @@ def _unknown(index: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _plain(text: str) -> str:
-    return escape(printable(text))
+    return escape(printable(with_app(text, Given.now().app_spec)))
 
 
 def group_table(group: Group) -> RenderableType:

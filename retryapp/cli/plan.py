@@ -217,5 +217,5 @@ def _summary(plan: Plan) -> str:
         verb = "prevents" if len(refused) == 1 else "prevent"
         return f"{len(refused)} of {counted(len(topics_of(plan.steps)), 'topic')} {verb} the application from starting"
     if new := topics_of(plan.to_create):
-        return f"{len(new)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
+        return f"{len(new)} to create: a worker does it when it starts; 'retryapp topics create -A MODULE' does it now"
     return "all topics are as required"

@@ -16,6 +16,7 @@ from retryapp.cli._options import Parsed, app_option
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError
+from retryapp.runtime.machine.early_stop import stopped_early
 from retryapp.runtime.machine.place import MAX_WORKERS
 from retryapp.settings import load_settings
 
@@ -96,11 +97,12 @@ def command(
     if processes > 1:
         own = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", spec, "--parent", str(os.getpid())]
         return run_processes([*own, *words], processes)
-    if parent is not None:
-        stop_with_parent(parent)
-    _check(spec)
-    brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
-    return _run([*brief, "-A", spec, "worker", *words])
+    with stopped_early(load_settings().log_format):
+        if parent is not None:
+            stop_with_parent(parent)
+        _check(spec)
+        brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
+        return _run([*brief, "-A", spec, "worker", *words])
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
@@ -128,9 +130,8 @@ def _check(spec: str) -> None:
     """Refuse what Faust would answer with a traceback, or not at all.
 
     Raises:
-        ConfigurationError: no such app, no `Retries`, no handlers, or a setting that cannot be used.
+        ConfigurationError: no such app, no `Retries`, or no handlers.
     """
-    load_settings()
     application = load_application(spec)
     if not application.topologies:
         import_module("faust.cli.base").find_app(spec)  # its `autodiscover` may find handlers

@@ -179,6 +179,14 @@ class HandlerTopology:
         return bool(base and dot) and (not name or (name[0] == "." and names_dead_letters(name[1:])))
 
     @property
+    def may_lack_letters(self) -> bool:
+        """Whether, where the topics alone are known, its dead-letter topic may have been deleted.
+
+        A handler of dead letters has none: what it gives up stays where it is.
+        """
+        return self.drop and not self.reads_letters
+
+    @property
     def control(self) -> str:
         """Topic of commands; read by lanes, not subscribed."""
         return f"{self.prefix}.control"

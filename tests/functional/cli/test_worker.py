@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from retryapp.cli import worker as cli_worker
+from retryapp.cli._workers import Group
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.doctor.examine import Report
@@ -71,7 +74,11 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "--processes", "many"], "'--processes': 'many': expected auto, or a number from 1"),
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
-        (["wk_good.py"], "no module 'wk_good.py': leave out '.py'"),
+        (["wk_good.py"], "no module 'wk_good.py': leave out '.py'. Give wk_good in its place"),
+        (["./wk_good.py"], "-A ./wk_good.py: that is a path, and a module is needed. Give wk_good in its place"),
+        (["shop/billing.py:app"], "Give shop.billing:app in its place"),
+        (["/srv/shop/billing.py"], "Give billing in its place, and run it in /srv/shop"),
+        (["../billing"], "Give billing in its place, and run it in /"),
         (["wk_broken"], "wk_broken.py, line 1"),
         (["wk_needs"], "wk_needs.py, line 1"),
         (["wk_ends"], "wk_ends raised SystemExit: DATABASE_URL is not set"),
@@ -117,9 +124,11 @@ def test_a_folder_that_was_deleted_is_named(
     ],
 )  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:
-    """With its own options."""
+    """With its own options; what SIGTERM does in this process is as before."""
+    before = signal.getsignal(signal.SIGTERM)
     assert run(["worker", *words]) == ExitCode.FINE
     assert handed_over == [expected]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
@@ -140,11 +149,39 @@ def test_what_is_suggested_names_the_app_that_was_given(
     finding = problem("group", "no READ", remedy=REMEDY)
     monkeypatch.setattr("retryapp.cli.plan.reach", refuse)
     monkeypatch.setattr("retryapp.cli.doctor.examine", lambda *_args, **_more: Report((finding,), reachable=True))
+    group = Group(group="good", now_ms=1, workers=["w"], todo=["orders: Run 'retryapp topics grow -A MODULE'"])
+    monkeypatch.setattr("retryapp.cli.top._Watch.look", lambda _watch: group)
+    assert f"'retryapp topics grow -A {app}'" in retryapp("top", "-A", app, "--once").out, "with --json it always was"
     command = f"'retryapp plan -A {app} --acls'"
     assert command in retryapp("plan", "-A", app).err
     assert command in retryapp("plan", "-A", app, "--json").json["error"]["message"]
     assert command in retryapp("doctor", "-A", app).out
     assert command in retryapp("doctor", "-A", app, "--json").json["findings"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("app", "until"),
+    [("wk_slow", "importing"), ("wk_good", "Waiting for a broker")],
+)
+def test_sigterm_ends_a_worker_that_has_not_begun(folder: Path, app: str, until: str) -> None:
+    """While its module is imported, and while it waits for a broker: with the exit code of a stop, and a word.
+
+    The default action ended it by the signal; in a container, as its first process, it went on until it was killed.
+    """
+    source = "import sys, time\nsys.stderr.write('importing\\n')\ntry:\n    time.sleep(60)\nexcept BaseException: ...\n"
+    (folder / "wk_slow.py").write_text(source)
+    env = {**os.environ, "RETRYAPP_DATADIR": str(folder / "data"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "retryapp", "worker", app, "--without-web"]
+    with subprocess.Popen(words, env=env, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            assert any(until in line for line in lines), "it has ended"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == ExitCode.FINE
+            assert [*lines][-1] == "retryapp: stopped by SIGTERM before the worker had begun\n"
+        finally:
+            process.kill()
 
 
 @pytest.fixture
