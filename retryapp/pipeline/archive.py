@@ -31,13 +31,12 @@ from pyspark.sql import types as T
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
-from retryapp.pipeline.gaps import Gaps, gap_id
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
+from retryapp.pipeline.kafka_source import java_options, read_range
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
-from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS, to_frame
-from retryapp.pipeline.security import java_options
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.state import WRITER, State, read_state
 from retryapp.pipeline.tables import Tables
@@ -133,12 +132,9 @@ class Archive:
     def _look(self) -> Look:
         """Look the topics up; that one is shorter than what was archived is news once."""
         look = look_up(self._tables, self._admin, self.group)
-        if not any(gap.reason == CUT_OFF for gap in look.gaps):
-            return look
-        known = {row["gap"] for row in self._gaps.rows()}
-        names = [gap_id(gap.row(look.cluster_id, "", 0)) for gap in look.gaps]
-        news = [gap for gap, name in zip(look.gaps, names, strict=True) if gap.reason != CUT_OFF or name not in known]
-        return replace(look, gaps=tuple(news))
+        rows = ((gap, gap.row(look.cluster_id, "", 0)) for gap in look.gaps)
+        news = tuple(gap for gap, row in rows if gap.reason != CUT_OFF or not self._gaps.has(row))
+        return replace(look, gaps=news)
 
     def _batches(self, look: Look, done: Archived, stopped: threading.Event) -> Iterator[None]:
         """Write what there is, and yield after each batch; the first one may have no rows, only lives and gaps."""
@@ -179,9 +175,18 @@ class Archive:
     def _rows(self, look: Look, begin: Offsets, end: Offsets, run_id: str, erased: Mapping[str, int]) -> DataFrame:
         if not begin:  # only lives and gaps are news
             return self._spark.createDataFrame([], RECORDS)
+        made = {
+            "cluster_id": F.lit(look.cluster_id),
+            "timestamp_ms": F.unix_millis("timestamp"),
+            # in no zone but UTC
+            "date": F.date_from_unix_date(F.expr("int(floor(unix_millis(timestamp) / 86400000))")),
+            "key_hash": self._lake.key_hash(F.col("key")),
+            "run_id": F.lit(run_id),
+        }
         records = read_range(self._spark, self._connection, begin, end)
-        rows = archive_rows(records, self._topics_frame(look), salt=self._lake.salt, run_id=run_id)
-        return without_erased(rows, erased)
+        known = records.join(F.broadcast(self._topics_frame(look)), on="topic", how="inner").withColumns(made)
+        columns = (F.col(field.name).alias(field.name, metadata=field.metadata) for field in RECORDS)
+        return without_erased(known.select(*columns), erased)
 
     def _note_gaps(self, gaps: Iterable[Gap], cluster_id: str, run_id: str) -> None:
         for gap in gaps:
@@ -190,21 +195,17 @@ class Archive:
     def _topics_frame(self, look: Look) -> DataFrame:
         columns = [field for field in RECORDS if field.name in _OF_LIFE]
         values = [tuple(getattr(life, field.name) for field in columns) for life in look.lives]
-        topics = to_frame(self._spark, values, T.StructType(columns))
-        return topics.withColumn("cluster_id", F.lit(look.cluster_id))
+        return to_frame(self._spark, values, T.StructType(columns))
 
     def _check_unchanged(self, look: Look, begin: Offsets, end: Offsets, run_id: str) -> None:
         """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
-        read = [life for life in look.lives if any(place[0] == life.topic for place in begin)]
-        now = self._admin.describe_topics([life.topic for life in read]) if read else {}
-        for life in read:
-            state = now.get(life.topic)
-            if state is None or state.topic_id == life.topic_id:
-                continue
-            places = [place for place in begin if place[0] == life.topic]
-            doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
-            self._note_gaps(doubts, look.cluster_id, run_id)
-            raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
+        now = self._admin.describe_topics({topic for topic, _ in begin}) if begin else {}
+        for life in look.lives:
+            if life.topic in now and now[life.topic].topic_id != life.topic_id:
+                places = [place for place in begin if place[0] == life.topic]
+                doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
+                self._note_gaps(doubts, look.cluster_id, run_id)
+                raise TopicChangedError(life.topic, life.topic_id, now[life.topic].topic_id, run_id)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
 from retryapp.pipeline.failures import problem_of
@@ -40,6 +41,10 @@ class Lake:
     def table(self, name: str) -> str:
         """Return a table's URI."""
         return f"{self.uri}/{name}"
+
+    def key_hash(self, key: Column) -> Column:
+        """Return the salted SHA-256 of a binary column, in hex; null for null."""
+        return F.sha2(F.concat(F.unhex(F.lit(self.salt)), key), 256)
 
     @property
     def id(self) -> str:
@@ -153,14 +158,13 @@ class Files:
         place = self.local_folder(uri)
         if place is not None:  # Hadoop would look first and then write
             return self._create_local(place, text)
-        created = False
         with self._errors_named("AlreadyExists", "RemoteFileChanged"):  # the second is S3's answer (412) at the close
             builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
             stream = builder.opt(_CONDITIONAL, True).build()
             stream.write(bytearray(text.encode("utf-8")))
             stream.close()
-            created = True
-        return created  # noqa: RET504 - the error may be suppressed
+            return True
+        return False
 
     def _create_local(self, place: Path, text: str) -> bool:
         try:
@@ -203,9 +207,9 @@ class Files:
 
     def names(self, uri: str) -> Iterable[str]:
         """Return the names in a folder; none where it does not exist."""
-        place, names = self.local_folder(uri), tuple[str, ...]()
+        place = self.local_folder(uri)
         if place is not None:  # through Hadoop each name costs three calls of Java
             return [each.name for each in place.iterdir()] if place.is_dir() else []
         with self._errors_named("FileNotFound"):
-            names = tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
-        return names  # noqa: RET504 - the error may be suppressed
+            return [status.getPath().getName() for status in self._system.listStatus(self._path(uri))]
+        return []
