@@ -37,23 +37,12 @@ class Tables:
         self.lake = lake
         self.files = lake.files
         self._log = f"{lake.table(RECORDS_TABLE)}/_delta_log"
-        self._is_current = False
 
     def append(self, rows: DataFrame, **options: str) -> None:
-        """Add rows in one commit. The first one makes the table; one of a former version gets what it lacks."""
-        place = self.lake.table(RECORDS_TABLE)
-        if not self._is_current and self.exists():
-            self._add_properties(quoted(place))
-        self._is_current = True
+        """Add rows in one commit. The first one makes the table; one of a former version gets the columns it lacks."""
         writer = rows.write.format("delta").mode("append").partitionBy("date")
-        writer.options(mergeSchema="true", **_PROPERTIES, **options).save(place)
+        writer.options(mergeSchema="true", **_PROPERTIES, **options).save(self.lake.table(RECORDS_TABLE))
         self.files.create(self.lake.made_mark, "{}")
-
-    def _add_properties(self, table: str) -> None:
-        """Set the properties that a former version's table does not have; what somebody set stays."""
-        known = {row["key"] for row in self.lake.spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
-        if lacking := [f"'{name}' = '{value}'" for name, value in _PROPERTIES.items() if name not in known]:
-            self.lake.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(lacking)})")
 
     def check_never_made(self) -> None:
         """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
