@@ -5,7 +5,7 @@ A failed check of severity ``error`` makes the command exit with 1; ``warn`` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -121,36 +121,27 @@ def _usual(begin_ms: Column, end_ms: Column) -> dict[str, Column]:
     return {"low_ms": F.get(low, apart), "high_ms": F.get(high, apart)}
 
 
-def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
+def of_ledger(ledger: Sequence[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
     """Check the partitions of the ledger; what is missing where there are ``losses`` fails ``of_losses`` alone."""
-    rows = list(ledger)
+    place = ("group", "main", "partition")
+    explained = [[loss.get(name) for name in place] for loss in losses]
+    wrong = {
+        column: [[row[name] for name in (*place, column)] for row in ledger if row[column] > 0]
+        for column in ("lost", "extra", "gaps", "overlaps")
+    }
+    is_explained = wrong["lost"] and all(row[:-1] in explained for row in wrong["lost"])
     holes = "partitions with offsets that no progress event covers: they were set by hand, or an event is missing"
-
-    def judge(name: str, severity: str, text: str, column: str, wrong: Iterable[Row]) -> Verdict:
-        places = ("group", "main", "partition", column)
-        examples = [" ".join(str(row[each]) for each in places) for row in wrong]
-        return verdict(f"ledger: {name}", severity, text, examples)
-
-    def above(column: str) -> list[Row]:
-        return [row for row in rows if row[column] > 0]
-
-    def is_explained(row: Row) -> bool:
-        place = ("group", "main", "partition")
-        return any([each.get(name) for name in place] == [row[name] for name in place] for each in losses)
-
-    lost = above("lost")
-    severity = WARN if lost and all(map(is_explained, lost)) else ERROR
-    # fmt: off
+    found = (
+        ("what failed has left a trace", WARN if is_explained else ERROR, "lost",
+         "partitions in which more records failed than have a journey"),
+        ("no trace without a failure", ERROR, "extra", "partitions in which more records have a journey than failed"),
+        ("workers counted without holes", WARN, "gaps", holes),
+        ("workers counted nothing twice", WARN, "overlaps", "partitions with offsets that two progress events cover"),
+    )  # fmt: skip
     return [
-        judge("what failed has left a trace", severity, "partitions in which more records failed than have a journey",
-              "lost", lost),
-        judge("no trace without a failure", ERROR, "partitions in which more records have a journey than failed",
-              "extra", above("extra")),
-        judge("workers counted without holes", WARN, holes, "gaps", above("gaps")),
-        judge("workers counted nothing twice", WARN, "partitions with offsets that two progress events cover",
-              "overlaps", above("overlaps")),
+        verdict(f"ledger: {name}", severity, text, [" ".join(map(str, row)) for row in wrong[column]])
+        for name, severity, column, text in found
     ]
-    # fmt: on
 
 
 def of_losses(losses: Sequence[Row]) -> list[Verdict]:
