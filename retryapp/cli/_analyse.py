@@ -215,7 +215,7 @@ def causes(
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.analysis.checks import OLDER
         from retryapp.pipeline.analysis.derived import Derived
-        from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
+        from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, decide
         from retryapp.pipeline.report.facts import by_name, causes_of
 
         result = Derived(opened).last_result()
@@ -225,15 +225,9 @@ def causes(
             return [row for row in found if main in {None, row["main"]}]
 
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
-        rows = seen() if wanted else []
-        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name)}
-        known = Decisions(opened)
-        for (group, topic, fingerprint), state in found.items():
-            decision = Decision(
-                group=group, main=topic, fingerprint=fingerprint, state=state, decided_ms=now_ms, who=who, note=note,
-                until_ms=now_ms + until if until is not None and state == IGNORED else None,
-            )  # fmt: skip
-            known.put(decision)
+        if wanted:
+            until_ms = None if until is None else now_ms + until
+            decide(opened, seen(), wanted, decided_ms=now_ms, who=who, note=note, until_ms=until_ms)
         shown = seen(None if since is None else now_ms - since)
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
