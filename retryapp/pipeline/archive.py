@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -121,11 +121,16 @@ class Archive:
                 group=self.group, run_id=run_id, topics=len(look.lives), cut=look.positions, gaps=look.gaps,
                 new_lives=look.fresh,
             )  # fmt: skip
-            if look.has_news:
-                for _ in self._batches(look, done, stopped):
+            batches = self._batches(look, done, stopped) if look.has_news else iter(())
+            try:
+                for _ in batches:
                     done.elapsed_ms = self._now_ms() - began_ms
                     if on_progress is not None:
                         on_progress(done)
+            except (PySparkException, Py4JJavaError):  # a supervisor signals all processes: Python workers end too
+                if not stopped.is_set():
+                    raise
+                done.interrupted = True
         done.elapsed_ms = self._now_ms() - began_ms
         return done
 
@@ -142,14 +147,12 @@ class Archive:
         state, erased = look.state, self._erasures.reach()
         begin, end = next_ranges(done.cut, look.ends, self._rows_per_batch)
         while begin or not done.batches:
+            if stopped.is_set():
+                done.interrupted = True
+                return
             reached = {**done.cut, **end}
             after = state.after(self.group, look.lives_at(reached), look.cluster_id, done.run_id)
-            done.interrupted = stopped.is_set()
-            if not done.interrupted:
-                with _interrupted_by(stopped, done):
-                    state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
-            if done.interrupted:
-                return
+            state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
             done.cut = reached
             if not done.batches:
                 self._tables.check_shared()
@@ -160,8 +163,7 @@ class Archive:
             done.behind = sum(look.ends[place] - position for place, position in begin.items())
             yield
         if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY:
-            with _interrupted_by(stopped, done):
-                self._tables.join_small_files()
+            self._tables.join_small_files()
 
     def _commit(self, after: State, rows: DataFrame) -> State:
         """Append rows and the state after them, in one commit; return that state as the table has it."""
@@ -206,14 +208,3 @@ class Archive:
                 doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
                 self._note_gaps(doubts, look.cluster_id, run_id)
                 raise TopicChangedError(life.topic, life.topic_id, now[life.topic].topic_id, run_id)
-
-
-@contextmanager
-def _interrupted_by(stopped: threading.Event, done: Archived) -> Iterator[None]:
-    """Take what fails in Spark after a signal as interrupted: a supervisor ends Python workers too."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError):
-        done.interrupted = stopped.is_set()
-        if not done.interrupted:
-            raise

@@ -62,7 +62,6 @@ def failures_named(job: str) -> Iterator[None]:
 
 
 def _is_of_spark(error: ConnectionError) -> bool:
-    """Tell whether the connection to Java broke."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
     return any(name.startswith(("py4j.", "pyspark.")) for name in names)
 

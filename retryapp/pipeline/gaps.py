@@ -56,7 +56,6 @@ class Gaps:
 
 
 def gap_text(row: Mapping[str, Any]) -> str:
-    """Return what is missing, and why."""
     place, begin, end = f"{row['topic']}[{row['partition']}]", row["from_offset"], row["to_offset"]
     if begin is None:
         return f"{place} {SHORTER.format(end)}"

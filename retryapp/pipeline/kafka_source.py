@@ -68,7 +68,6 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
 
 
 def java_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return the options of a connection for Java's Kafka client."""
     given = dict(connection.options)
     passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}
     options = {name: value for name, value in given.items() if name in _SAME}

@@ -39,7 +39,6 @@ class Lake:
     files: Files  # of its file system
 
     def table(self, name: str) -> str:
-        """Return a table's URI."""
         return f"{self.uri}/{name}"
 
     def key_hash(self, key: Column) -> Column:

@@ -30,7 +30,6 @@ class TopicOutlook:
     cut_off: Mapping[int, int]  # partition that is shorter than the archive → offset below which nothing is read
 
     def at_risk(self, now_ms: int) -> bool:
-        """Tell whether records are lost, or will be soon."""
         is_soon = self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS
         return self.ended or self.lost_offsets > 0 or bool(self.cut_off) or is_soon
 

@@ -57,7 +57,6 @@ class Look:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to read or to note."""
         left = any(self.ends[place] > position for place, position in self.positions.items())
         return bool(left or self.gaps or self.fresh)
 

@@ -104,7 +104,6 @@ def brought_along() -> bool:
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that this process has, or None."""
     try:
         from pyspark.sql import SparkSession as Session
     except ImportError as error:

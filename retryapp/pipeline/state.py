@@ -63,7 +63,8 @@ class State:
 def read_state(tables: Tables) -> State:
     """Return how far the archive has come."""
     if not tables.exists():
-        tables.check_never_made()
+        if tables.files.exists(tables.lake.made_mark):  # an empty one in its place would hide what was lost
+            raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is gone", tables.lake.made_mark)
         return State()
     head = upto = None
     for commit in tables.commits():

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import DataFrame
 
-from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
+from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError
 from retryapp.pipeline.lake import Lake, literal
 from retryapp.pipeline.schemas import RECORDS
 
@@ -43,11 +43,6 @@ class Tables:
         writer = rows.write.format("delta").mode("append").partitionBy("date")
         writer.options(mergeSchema="true", **_PROPERTIES, **options).save(self.lake.table(RECORDS_TABLE))
         self.files.create(self.lake.made_mark, "{}")
-
-    def check_never_made(self) -> None:
-        """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
-        if self.files.exists(self.lake.made_mark):
-            raise TableReplacedError(self.lake.table(RECORDS_TABLE), "it is gone", self.lake.made_mark)
 
     def join_small_files(self) -> None:
         """Rewrite the small files of each day as one.

@@ -57,7 +57,6 @@ class _Check:
 
 
 def of_readings(readings: DataFrame) -> list[Verdict]:
-    """Check what the archive's records say."""
     place = ("topic", "found_partition", "found_offset")
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
@@ -175,7 +174,6 @@ def of_age(analysed_ms: int, *, now_ms: int, within_ms: int, since_ms: int | Non
 
 
 def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:
-    """Return the result of a check that found these rows."""
     return Verdict(name, severity, len(examples), text if examples else HOLDS, tuple(examples[:EXAMPLES]))
 
 

@@ -94,5 +94,4 @@ class Derived:
 
 
 def _runs_of(result: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the folders of a table."""
     return tuple(result["readings"]) if name == READINGS_TABLE else (result["run_id"],)
