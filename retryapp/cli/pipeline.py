@@ -40,7 +40,7 @@ from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived, OnProgress
-    from retryapp.pipeline.outlook import TopicOutlook
+    from retryapp.pipeline.positions import TopicOutlook
 
 
 @click.group(name="pipeline", cls=Group)
@@ -180,7 +180,7 @@ def status(
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.erasures import Erasures
         from retryapp.pipeline.gaps import SHORTER
-        from retryapp.pipeline.outlook import find_outlook
+        from retryapp.pipeline.positions import find_outlook
 
         erasures = Erasures(opened).open()
         admin = KafkaAdmin(connection)

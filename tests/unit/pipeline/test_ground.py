@@ -39,8 +39,7 @@ from retryapp.pipeline.errors import (
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.outlook import find_outlook
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare, find_outlook
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -104,7 +103,7 @@ def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch:
     look = Mock(positions={first: 7, second: 2}, ends=ends, lives=(life,), gaps=(gap,))
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
     for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
-        monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
+        monkeypatch.setattr(f"retryapp.pipeline.positions.{name}", lambda *_, made=made: made)
     (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
