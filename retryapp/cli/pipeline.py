@@ -29,8 +29,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.pipeline.errors import HeldError
-from retryapp.pipeline.failures import failures_named
+from retryapp.pipeline.errors import HeldError, failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import Life

@@ -17,8 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
-from retryapp.pipeline.failures import problem_of
+from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError, problem_of
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -157,13 +156,14 @@ class Files:
         place = self.local_folder(uri)
         if place is not None:  # Hadoop would look first and then write
             return self._create_local(place, text)
+        created = False
         with self._errors_named("AlreadyExists", "RemoteFileChanged"):  # the second is S3's answer (412) at the close
             builder = self._system.createFile(self._path(uri)).recursive().overwrite(False)
             stream = builder.opt(_CONDITIONAL, True).build()
             stream.write(bytearray(text.encode("utf-8")))
             stream.close()
-            return True
-        return False
+            created = True
+        return created  # noqa: RET504 - the error may be suppressed
 
     def _create_local(self, place: Path, text: str) -> bool:
         try:
@@ -206,9 +206,9 @@ class Files:
 
     def names(self, uri: str) -> Iterable[str]:
         """Return the names in a folder; none where it does not exist."""
-        place = self.local_folder(uri)
+        place, names = self.local_folder(uri), tuple[str, ...]()
         if place is not None:  # through Hadoop each name costs three calls of Java
             return [each.name for each in place.iterdir()] if place.is_dir() else []
         with self._errors_named("FileNotFound"):
-            return [status.getPath().getName() for status in self._system.listStatus(self._path(uri))]
-        return []
+            names = tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
+        return names  # noqa: RET504 - the error may be suppressed

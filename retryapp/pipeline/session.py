@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
-from retryapp.pipeline.errors import SparkMissingError, SparkStartError
-from retryapp.pipeline.failures import problem_of
+from retryapp.pipeline.errors import SparkMissingError, SparkStartError, problem_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

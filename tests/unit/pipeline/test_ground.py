@@ -35,9 +35,11 @@ from retryapp.pipeline.errors import (
     LakeUnusableError,
     OtherRunError,
     SparkMissingError,
+    failures_named,
+    named_failure,
+    problem_of,
 )
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import failures_named, named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare, find_outlook
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
