@@ -95,12 +95,9 @@ def delays_of(delays: DataFrame) -> list[Row]:
 def lateness(delays: Iterable[Row]) -> list[Row]:
     """Return how late attempts began, by group, main and tier, and with tier None in all."""
     late = [row for row in delays if row["kind"] == LATE]
-    of_tiers = quantiles(row for row in late if row["tier"] is not None)
-    of_all = quantiles({**row, "tier": None} for row in late)
-    rows = [
-        {"group": group, "main": main, "tier": tier, **found}
-        for (group, main, tier), found in (of_all | of_tiers).items()
-    ]
+    of_tiers = (row for row in late if row["tier"] is not None)
+    found = quantiles([*of_tiers, *({**row, "tier": None} for row in late)])
+    rows = [{"group": group, "main": main, "tier": tier, **each} for (group, main, tier), each in found.items()]
     return sorted(rows, key=lambda row: (row["group"], row["main"], row["tier"] or ""))
 
 
