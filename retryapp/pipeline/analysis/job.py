@@ -96,16 +96,15 @@ class Analysis:
 
         What was erased or expired since is in none of them: then all are read anew.
         """
-        known, since = list[str](), None
-        if former is not None and former["state"]["groups"] == state["groups"]:
-            known = former["readings"] if len(former["readings"]) < MOST_PIECES else []
-            since = former["state"]["archive"] if known else None
-        files = self._tables.added_between(since, state["archive"])
-        if files == [] and known:
+        known, files = list[str](), None
+        groups, archive = state["groups"], state["archive"]
+        if former is not None and former["state"]["groups"] == groups and len(former["readings"]) < MOST_PIECES:
+            known, files = former["readings"], self._tables.added_between(former["state"]["archive"], archive)
+        if files == []:
             return known
-        records = self._tables.read_files(files) if files else self._tables.read(state["archive"])
+        records = self._tables.read(archive) if files is None else self._tables.read_files(files)
         piece = f"{READINGS_TABLE}-{run_id}"
-        self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*state["groups"]))), piece)
+        self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*groups))), piece)
         return [piece] if files is None else [*known, piece]
 
     def _make(
