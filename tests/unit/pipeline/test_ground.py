@@ -29,6 +29,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
+from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import (
     JobFailedError,
     LakeNotSharedError,
@@ -40,8 +41,9 @@ from retryapp.pipeline.errors import (
     problem_of,
 )
 from retryapp.pipeline.facts import fact_name
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare, find_outlook
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Look, Offsets, compare, find_outlook
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -96,6 +98,20 @@ def test_a_topic_that_lost_its_end_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> 
         start = compare(State(run_id="r", lives=(life,)), Mock(), "g", [life], cluster_id="c")
         gaps = [(gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps]
         assert (gaps, start.positions) == ([(None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
+
+
+def test_that_a_topic_lost_its_end_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each round writes a commit that has no rows, and its exit code is that of a loss. Others come but once."""
+    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq")
+    shorter, deleted = Gap(life, 0, None, 7, CUT_OFF), Gap(life, 1, 3, None, DELETED)
+    look = Look(cluster_id="c", state=State(), positions={}, ends={}, gaps=(shorter, deleted), lives=(), fresh=())
+    monkeypatch.setattr("retryapp.pipeline.archive.look_up", lambda *_: look)
+    store: dict[str, str] = {}
+    gaps = Gaps(Mock(table=str, files=Mock(read=store.get, create=lambda place, text: not store.update({place: text}))))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (shorter, deleted)
+    for gap in (shorter, deleted):
+        gaps.put(gap.row("c", "r", 5))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (deleted,)
 
 
 def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
