@@ -22,7 +22,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.kafka import reach
-from retryapp.pipeline.failures import failures_named
+from retryapp.pipeline.errors import failures_named
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 
@@ -35,6 +35,7 @@ R = TypeVar("R")
 
 LAKE: Final = "lake"
 """Folder of the default lake, in ``RETRYAPP_DATADIR``."""
+STOPPED: Final = "what was committed stays, and a rerun continues"
 STOP_S: Final = 15.0
 CANCEL_POLL_S: Final = 0.1
 
@@ -170,7 +171,7 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession, *, quiet: bool =
         yield
     except Exception as error:  # whatever a job that was cancelled raises in the code around it
         if stopped.is_set():
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(STOPPED) from error
         raise
     finally:
         over.set()

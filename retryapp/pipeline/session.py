@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
-from retryapp.pipeline.errors import SparkMissingError, SparkStartError
-from retryapp.pipeline.failures import problem_of
+from retryapp.pipeline.errors import SparkMissingError, SparkStartError, problem_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,7 +103,6 @@ def brought_along() -> bool:
 
 
 def active_session() -> SparkSession | None:
-    """Return the session that this process has, or None."""
     try:
         from pyspark.sql import SparkSession as Session
     except ImportError as error:
@@ -115,19 +113,15 @@ def active_session() -> SparkSession | None:
 def start_session(options: SessionOptions, *, progress: Progress | None = None) -> SparkSession:
     """Return a session: the active one, the platform's, or a new one with our jars."""
     active = active_session()
-    if active is not None:
-        _check_version(active.version)
-        return active
     from pyspark import __version__ as pyspark_version
     from pyspark.sql import SparkSession as Session
 
-    _check_version(pyspark_version)
-
+    _check_version(pyspark_version if active is None else active.version)
+    if active is not None:
+        return active
     builder = Session.builder.appName("retryapp")
     if brought_along():
-        for name, value in {**_submitted(), **_ANYWHERE, **options.conf}.items():
-            builder = builder.config(name, value)
-        return builder.getOrCreate()
+        return builder.config(map={**_submitted(), **_ANYWHERE, **options.conf}).getOrCreate()
     jars = ensure_jars(options.cache_dir, spark_jars(), progress=progress)
     home = java_home(options.cache_dir)
     os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
@@ -140,15 +134,13 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         "spark.driver.memory": options.memory,
         "spark.jars": ",".join(map(str, jars)),
     }
-    for name, value in {**conf, **options.conf}.items():
-        builder = builder.config(name, value)
     from py4j.java_gateway import java_import
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         with _jvm_ignoring_sigterm():
-            session = builder.getOrCreate()
+            session = builder.config(map={**conf, **options.conf}).getOrCreate()
             session.conf.get("spark.sql.shuffle.partitions")  # only now Spark looks at settings of its SQL
             for name in _OFTEN_NAMED:
                 java_import(session._jvm, name)  # noqa: SLF001 - the documented way to Java's classes from Python
@@ -241,7 +233,9 @@ def java_home(cache_dir: Path) -> Path:
     """Return a folder that serves Spark as ``JAVA_HOME``."""
     java = find_java().resolve()
     home = java.parent.parent
-    if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
+    release = home / "release"
+    modules = release.read_text().partition("MODULES=")[2] if release.exists() else ""
+    if not modules or "jdk.incubator.vector" in modules:  # one without a list is taken for whole
         return home
     shim = cache_dir / "java-for-spark" / "bin" / "java"
     text = _SHIM.format(java=java)
@@ -250,12 +244,3 @@ def java_home(cache_dir: Path) -> Path:
         shim.write_text(text)
         shim.chmod(0o755)
     return shim.parent.parent
-
-
-def _lists_module(home: Path) -> bool:
-    """Look in the runtime's own list of modules; a runtime without a list is taken for whole."""
-    release = home / "release"
-    if not release.exists():
-        return True
-    listed = next((line for line in release.read_text().splitlines() if line.startswith("MODULES=")), None)
-    return listed is None or "jdk.incubator.vector" in listed

@@ -16,8 +16,7 @@ from retryapp.kafka import KafkaAdmin, Positions
 from retryapp.pipeline import archive
 from retryapp.pipeline.errors import OtherClusterError, OtherRunError, TableReplacedError
 from retryapp.pipeline.lake import Files, Lake
-from retryapp.pipeline.outlook import find_outlook
-from retryapp.pipeline.positions import DELETED, RETENTION
+from retryapp.pipeline.positions import DELETED, RETENTION, find_outlook
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 

@@ -29,18 +29,21 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
+from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import (
     JobFailedError,
     LakeNotSharedError,
     LakeUnusableError,
     OtherRunError,
     SparkMissingError,
+    failures_named,
+    named_failure,
+    problem_of,
 )
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import failures_named, named_failure, problem_of
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.outlook import find_outlook
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Look, Offsets, compare, find_outlook
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
@@ -97,6 +100,20 @@ def test_a_topic_that_lost_its_end_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> 
         assert (gaps, start.positions) == ([(None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
 
 
+def test_that_a_topic_lost_its_end_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each round writes a commit that has no rows, and its exit code is that of a loss. Others come but once."""
+    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq")
+    shorter, deleted = Gap(life, 0, None, 7, CUT_OFF), Gap(life, 1, 3, None, DELETED)
+    look = Look(cluster_id="c", state=State(), positions={}, ends={}, gaps=(shorter, deleted), lives=(), fresh=())
+    monkeypatch.setattr("retryapp.pipeline.archive.look_up", lambda *_: look)
+    store: dict[str, str] = {}
+    gaps = Gaps(Mock(table=str, files=Mock(read=store.get, create=lambda place, text: not store.update({place: text}))))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (shorter, deleted)
+    for gap in (shorter, deleted):
+        gaps.put(gap.row("c", "r", 5))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (deleted,)
+
+
 def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then nothing of the partition is read; what is held back of others is not less for it."""
     life, first, second = Life(topic="t", topic_id="id", group="g", main="m", station="dlq"), ("t", 0), ("t", 1)
@@ -104,7 +121,7 @@ def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch:
     look = Mock(positions={first: 7, second: 2}, ends=ends, lives=(life,), gaps=(gap,))
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
     for name, made in (("look_up", look), ("Positions", last), ("retention_of", {})):
-        monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
+        monkeypatch.setattr(f"retryapp.pipeline.positions.{name}", lambda *_, made=made: made)
     (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
