@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
+from retryapp.jvm import Progress, ensure_jars, find_java, jar_folder, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError, problem_of
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """An analysis of some thousand records takes half the processor time without Java's second compiler; one compiler
 alone has too small a code cache."""
 _NO_LOG: Final = "-Xlog:all=off"  # on standard output, where Java names each class that it does not archive
+_WHOLE: Final = ".whole"
+"""Suffix of the file that says so of an archive."""
 _OFTEN_NAMED: Final = ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils")
 """PySpark asks for these by their last names, for each column: Java would search all jars for them in six packages."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
@@ -214,17 +216,30 @@ def class_archive(folder: Path, *, write: bool) -> tuple[str, ...]:
     not what Spark loads by ``spark.jars``. Java ignores one that is not of its own build and of these jars, and writes
     its head last. Several Javas and PySparks may share a cache.
     """
-    import pyspark
-
-    parts = (find_java().resolve(), Path(pyspark.__file__))
-    made_of = repr([(str(part), part.stat().st_mtime_ns) for part in parts])
-    archive = folder / f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.jsa"
+    archive = _class_archive(folder)
     with suppress(FileNotFoundError), archive.open("rb") as file:
-        if any(file.read(4)):
+        if any(file.read(4)) and archive.with_suffix(_WHOLE).exists():
             return shlex.quote(f"-XX:SharedArchiveFile={archive}"), _NO_LOG
     if not write or not os.access(folder, os.W_OK):
         return ()
     return shlex.quote(f"-XX:ArchiveClassesAtExit={archive}"), _NO_LOG
+
+
+def classes_are_whole(cache_dir: Path) -> None:
+    """Say that Java may keep its archive: the work is done, and Java has loaded all classes that such work needs.
+
+    Java also writes one as it ends in the middle, after a kill -9 of its parent: later sessions would start slowly.
+    """
+    with suppress(OSError):
+        _class_archive(jar_folder(cache_dir, spark_jars())).with_suffix(_WHOLE).touch()
+
+
+def _class_archive(folder: Path) -> Path:
+    import pyspark
+
+    parts = (find_java().resolve(), Path(pyspark.__file__))
+    made_of = repr([(str(part), part.stat().st_mtime_ns) for part in parts])
+    return folder / f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.jsa"
 
 
 def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:

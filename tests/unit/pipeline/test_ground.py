@@ -27,7 +27,7 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
-from retryapp.jvm import find_java
+from retryapp.jvm import find_java, jar_folder, spark_jars
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
@@ -44,7 +44,14 @@ from retryapp.pipeline.errors import (
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Offsets, compare, find_outlook
-from retryapp.pipeline.session import _check_version, _collector, _submitted, class_archive, java_home
+from retryapp.pipeline.session import (
+    _check_version,
+    _collector,
+    _submitted,
+    class_archive,
+    classes_are_whole,
+    java_home,
+)
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
 
@@ -317,8 +324,12 @@ def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours:
 
 
 def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged archive is ignored in silence, one that was cut off is written again, and none where nobody may."""
-    (folder := tmp_path / "a cache").mkdir()
+    """A damaged archive is ignored in silence, one that was cut off is written again, and none where nothing can be.
+
+    As is one of a Java whose work was cut off: it lacks what that has not loaded.
+    """
+    folder = jar_folder(cache := tmp_path / "a cache", spark_jars())
+    folder.mkdir(parents=True)
     java = find_java()
 
     def start(*more: str) -> str:
@@ -328,6 +339,8 @@ def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monke
     assert class_archive(folder, write=False) == ()
     assert start() == ""
     (archive,) = folder.iterdir()
+    assert "ArchiveClassesAtExit" in "".join(class_archive(folder, write=True))
+    classes_are_whole(cache)
     assert "shared objects file (top)" in start("-Xlog:class+load:stdout")
     archive.chmod(0o600)
     head, body = archive.read_bytes()[:4], archive.read_bytes()[4:]
