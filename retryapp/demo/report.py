@@ -77,7 +77,7 @@ class Reporter:
         self.start(broker)
         if self._child is None:
             return Report(
-                reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (531 MB)"
+                reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)"
             )
         try:
             self._page.parent.mkdir(parents=True, exist_ok=True)
