@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from retryapp.core.errors import DiskFullError, EnvironmentFault, JavaMissingError, OfflineError
 
@@ -235,6 +236,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_NOT_THIS_FOLDER: Final = {
+    errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP
+}  # fmt: skip
+
+
 @contextmanager
 def disk_errors_named(path: Path) -> Iterator[None]:
     """Raise `DiskFullError` or `FolderUnusableError` for such errors of the system in the body."""
@@ -243,7 +249,7 @@ def disk_errors_named(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(str(path), error.strerror or str(error)) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in _NOT_THIS_FOLDER:
             raise FolderUnusableError(
                 f"cannot write in {path}: {error.strerror or error}. Choose another folder (RETRYAPP_CACHE_DIR, "
                 "--data) or change its rights"

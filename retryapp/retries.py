@@ -187,7 +187,7 @@ class Retries:
             value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model,
                 or any type that pydantic can read from JSON. A value that does not decode takes the policy's path with
                 its bytes kept.
-            concurrency: handler runs at once per worker; retries have as many of their own.
+            concurrency: handler runs at once per worker, at most 10000; retries have as many of their own.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
             max_in_flight: records per partition that may be taken in and not yet settled.
             max_crashes: how many workers may die running a record alone before it is dead-lettered as `crashed`.

@@ -15,6 +15,7 @@ from retryapp.broker.probe import LOOPBACK
 from retryapp.core.errors import EnvironmentFault
 
 NODE_ID = 1
+_FORMAT_S = 120.0
 _BOOTSTRAP = "bootstrap.checkpoint"
 _LOG4J = "log4j2.properties"
 
@@ -156,7 +157,12 @@ def _make_template(checkpoint: Path, java: Path, jars: tuple[Path, ...]) -> None
         settings = write_files(data, properties(data, port=1, controller_port=2, extra={}), data / "format.log")
         command = java_command(java, jars, heap_mb=256, main_class="kafka.tools.StorageTool")
         command += ["format", "--cluster-id", new_id(), "--config", str(settings)]
-        result = subprocess.run(command, cwd=data, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
+        try:
+            result = subprocess.run(  # noqa: S603 - all words are ours
+                command, cwd=data, capture_output=True, text=True, timeout=_FORMAT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise FormatFailedError(f"Kafka's storage tool did not end within {_FORMAT_S:g} s") from error
         made = log_dir(data) / _BOOTSTRAP
         if result.returncode != 0 or not made.exists():
             output = (result.stderr or result.stdout).strip()[-500:]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from retryapp.broker.config import properties_file
-from retryapp.broker.node import Broker, BrokerFailedError, stop_process
+from retryapp.broker.node import Broker, BrokerFailedError, OnWait, stop_process
 from retryapp.broker.probe import LOOPBACK, broker_count
 from retryapp.jvm import Progress, disk_errors_named, kafka_jars, one_process_at_a_time
 
@@ -45,7 +45,7 @@ class KeptBroker:
 
 
 def start_kept_broker(
-    cache_dir: Path, data: Path, *, port: int, progress: Progress | None = None
+    cache_dir: Path, data: Path, *, port: int, progress: Progress | None = None, on_wait: OnWait | None = None
 ) -> tuple[KeptBroker, bool]:
     """Start a broker that outlives this process; return once it serves clients.
 
@@ -67,7 +67,7 @@ def start_kept_broker(
         if running is not None:
             return running, False
         broker = Broker(cache_dir, port=port, data=data)
-        broker.start(progress=progress)
+        broker.start(progress=progress, on_wait=on_wait)
         try:
             with disk_errors_named(data):
                 kept = write_state(broker)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -18,7 +18,12 @@ from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
 from retryapp.jvm import Progress, disk_errors_named, ensure_jars, find_java, jar_folder, kafka_jars
 
-START_TIMEOUT_S = 60.0
+START_SILENCE_S = 60.0
+"""How long a broker that starts may write nothing to its log: a slow machine, or many files to check, take longer."""
+START_TIMEOUT_S = 600.0
+"""How long a start may take, whatever the log says."""
+START_LONG_S = 10.0
+"""After which somebody who waits is told."""
 STOP_TIMEOUT_S = 3.0
 """How long a broker may take to stop before it is killed: a process runner kills everything after 5 s."""
 
@@ -27,12 +32,17 @@ LEAST_FREE_BYTES = 300_000_000
 
 _PORT_ATTEMPTS = 3
 _PROBE_S = 0.2
-"""How long one question whether it is ready may take."""
+"""How long one question whether it is ready may take, at first."""
+_MOST_PROBE_S = 2.0
+"""The same later on: a slow machine needs longer for an answer."""
 _POLL_S = 0.02
 _KILL_S = 10.0
 """How long the system may take to end a process after SIGKILL."""
 _OUTPUT = "output.txt"
 _STARTING = ".starting"
+_LAST_LINES = 3
+
+OnWait = Callable[[str], None]
 
 
 class BrokerFailedError(EnvironmentFault):
@@ -88,8 +98,10 @@ class Broker:
         """Process id; None when not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def start(self, *, progress: Progress | None = None) -> None:
-        """Start and return once clients are served; `progress` is called for each jar that is downloaded.
+    def start(self, *, progress: Progress | None = None, on_wait: OnWait | None = None) -> None:
+        """Start and return once clients are served.
+
+        `progress` is called for each jar that is downloaded, `on_wait` with a text when the start takes long.
 
         Raises:
             JavaMissingError: no Java 17 or newer.
@@ -104,9 +116,9 @@ class Broker:
         jars = ensure_jars(self._cache_dir, kafka_jars(), progress=progress)
         self._prepare_folder()
         with self._alone():
-            self._start(java, jars)
+            self._start(java, jars, on_wait)
 
-    def _start(self, java: Path, jars: tuple[Path, ...]) -> None:
+    def _start(self, java: Path, jars: tuple[Path, ...], on_wait: OnWait | None) -> None:
         config.ensure_formatted(
             self.data,
             java,
@@ -123,7 +135,7 @@ class Broker:
             file = config.write_files(self.data, settings, self.log)
             command = config.java_command(java, jars, heap_mb=self._heap_mb, main_class="kafka.Kafka")
             try:
-                self._launch([*command, str(file)])
+                self._launch([*command, str(file)], on_wait)
             except PortTakenError:  # somebody was quicker; only a port that we chose may be chosen again
                 if self._fixed_port or attempt == _PORT_ATTEMPTS:
                     raise
@@ -201,7 +213,7 @@ class Broker:
     def _port_taken(self) -> PortTakenError:
         return PortTakenError(probe.LOOPBACK, self.port, "Stop what listens there, or choose another with --port")
 
-    def _launch(self, command: list[str]) -> None:
+    def _launch(self, command: list[str], on_wait: OnWait | None) -> None:
         already = self.log.stat().st_size if self.log.exists() else 0
         with (self.data / _OUTPUT).open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - all words of the command are ours
@@ -213,34 +225,58 @@ class Broker:
                 cwd=self.data,
             )
         try:
-            self._await_ready(already)
+            self._await_ready(already, on_wait)
         except BaseException:  # also Ctrl-C: nothing may be left running
             self.kill()
             raise
 
-    def _await_ready(self, log_offset: int) -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not probe.broker_count(self.port, timeout_s=_PROBE_S):
+    def _await_ready(self, log_offset: int, on_wait: OnWait | None) -> None:
+        began_s = spoke_s = now_s = time.monotonic()
+        size = 0
+        while not probe.broker_count(self.port, timeout_s=min(_MOST_PROBE_S, max(_PROBE_S, (now_s - began_s) / 10))):
             if self._process is None or self._process.poll() is not None:
                 raise self._reason_of_end(log_offset)
-            if time.monotonic() > deadline_s:
-                raise BrokerFailedError(f"was not ready within {START_TIMEOUT_S:g} s", str(self.log))
+            now_s = time.monotonic()
+            if (grown := self._written()) != size:
+                size, spoke_s = grown, now_s
+            if on_wait is not None and now_s - began_s > START_LONG_S:
+                on_wait(f"Kafka is not ready yet; its log: {self._log}")
+                on_wait = None
+            if now_s - began_s > START_TIMEOUT_S or now_s - spoke_s > START_SILENCE_S:
+                problem = f"was not ready within {now_s - began_s:.0f} s, and was ended"
+                raise BrokerFailedError(f"{problem}{_last_words(self._output(log_offset))}", self._log)
+
+    def _written(self) -> int:
+        return sum(file.stat().st_size for file in (self.log, self.data / _OUTPUT) if file.exists())
+
+    def _output(self, log_offset: int) -> str:
+        """Return what this start has written: to the log, from this offset on, and to stdout."""
+        files = ((self.log, log_offset), (self.data / _OUTPUT, 0))
+        return "".join(file.read_bytes()[at:].decode(errors="replace") for file, at in files if file.exists())
+
+    @property
+    def _log(self) -> str:
+        """The file to read: Java itself writes to stdout, before there is a log."""
+        return str(self.log if self.log.exists() else self.data / _OUTPUT)
 
     def _reason_of_end(self, log_offset: int) -> EnvironmentFault:
         code = self._process.returncode if self._process is not None else None
-        text = ""
-        for file, offset in ((self.log, log_offset), (self.data / _OUTPUT, 0)):
-            text += file.read_bytes()[offset:].decode(errors="replace") if file.exists() else ""
+        text = self._output(log_offset)
         if "Address already in use" in text:
             return self._port_taken()
         if "No space left on device" in text:
             return DiskFullError(str(self.data), "No space left on device")
         if "Failed to acquire lock on file" in text:
             return self._already_running()
-        causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", text, re.MULTILINE)
-        errors = causes or re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) |Error).*$", text, re.MULTILINE)
-        last = f": {errors[-1].strip()}" if errors else ""
-        return BrokerFailedError(f"exited with code {code} before it was ready{last}", str(self.log))
+        return BrokerFailedError(f"exited with code {code} before it was ready{_last_words(text)}", self._log)
+
+
+def _last_words(output: str) -> str:
+    """Return the last error in what a broker has written, else its last lines; empty where it has written nothing."""
+    causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", output, re.MULTILINE)
+    errors = causes or re.findall(r"^\[.*?\] (?:ERROR|FATAL) .*$", output, re.MULTILINE)
+    lines = errors[-1:] or [line for line in output.splitlines() if line.strip()][-_LAST_LINES:]
+    return f": {'; '.join(line.strip() for line in lines)}" if lines else ""
 
 
 def stop_process(process: psutil.Process) -> None:

@@ -6,8 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib import import_module
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ import click
 from retryapp.cli._options import LENGTH, WORDS, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
+    STOPPED,
     broker_options,
     group_option,
     lake_job,
@@ -23,7 +23,7 @@ from retryapp.cli._spark import (
     print_waiting,
     wait_option,
 )
-from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
@@ -91,37 +91,29 @@ def analyse(
     now_ms = SystemClock().wall_ms
     login = click.get_current_context().params["client_config"]
     compared = shown = None
-    if page is not None:
-        if after is None:  # what is waited for may make it
-            _check_folder(page)
-        # while the JVM starts: it takes a second
-        threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
-    try:
-        with lake_job(lake, session, must_exist=False) as (opened, stopped):
-            from retryapp.pipeline.analysis.cuts import take_cut
-            from retryapp.pipeline.analysis.job import Analysis
-            from retryapp.pipeline.archive import Archive
-            from retryapp.pipeline.hold import TURN_S
-            from retryapp.pipeline.report.facts import collect
+    if page is not None and after is None:  # what is waited for may make its folder
+        _check_folder(page)
+    with lake_job(lake, replace(session, keeps_classes=True), must_exist=False) as (opened, stopped):
+        from retryapp.pipeline.analysis.cuts import take_cut
+        from retryapp.pipeline.analysis.job import Analysis
+        from retryapp.pipeline.archive import Archive
+        from retryapp.pipeline.hold import TURN_S
+        from retryapp.pipeline.report.facts import collect
 
-            job, admin = Analysis(opened, now_ms=now_ms), KafkaAdmin(connection)
-            archives = [Archive(connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
-            if after is not None:
-                _archive_until(after, archives, wait_s, stopped)
-            with job.hold(wait_s=max(wait_s, TURN_S), on_wait=print_waiting, stopped=stopped):
-                taken = [take_cut(admin, archive.group) for archive in archives]
-                archived = _archive(archives, wait_s, stopped)
-                _show("analysing")
-                analysed = job.run(taken, broker=connection.bootstrap, client_config=login and str(login))
-                if compare_ledger:
-                    compared = _compare(opened, connection, taken)
-                if page is not None:
-                    sums = compared.counted if compared is not None and compared.at_rest else None
-                    shown = collect(opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
-    except KeyboardInterrupt:
-        message = "interrupted: what was archived stays, and a rerun continues"
-        emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
-        return ExitCode.INTERRUPTED
+        job, admin = Analysis(opened, now_ms=now_ms), KafkaAdmin(connection)
+        archives = [Archive(connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
+        if after is not None:
+            _archive_until(after, archives, wait_s, stopped)
+        with job.hold(wait_s=max(wait_s, TURN_S), on_wait=print_waiting, stopped=stopped):
+            taken = [take_cut(admin, archive.group) for archive in archives]
+            archived = _archive(archives, wait_s, stopped)
+            _show("analysing")
+            analysed = job.run(taken, broker=connection.bootstrap, client_config=login and str(login))
+            if compare_ledger:
+                compared = _compare(opened, connection, taken)
+            if page is not None:
+                sums = compared.counted if compared is not None and compared.at_rest else None
+                shown = collect(opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
     news = "" if analysed.is_new else ", nothing new"
     parts = [
         f"{counted(analysed.journeys, 'journey')}{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
@@ -215,7 +207,7 @@ def causes(
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.analysis.checks import OLDER
         from retryapp.pipeline.analysis.derived import Derived
-        from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
+        from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, decide
         from retryapp.pipeline.report.facts import by_name, causes_of
 
         result = Derived(opened).last_result()
@@ -225,15 +217,9 @@ def causes(
             return [row for row in found if main in {None, row["main"]}]
 
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
-        rows = seen() if wanted else []
-        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name)}
-        known = Decisions(opened)
-        for (group, topic, fingerprint), state in found.items():
-            decision = Decision(
-                group=group, main=topic, fingerprint=fingerprint, state=state, decided_ms=now_ms, who=who, note=note,
-                until_ms=now_ms + until if until is not None and state == IGNORED else None,
-            )  # fmt: skip
-            known.put(decision)
+        if wanted:
+            until_ms = None if until is None else now_ms + until
+            decide(opened, seen(), wanted, decided_ms=now_ms, who=who, note=note, until_ms=until_ms)
         shown = seen(None if since is None else now_ms - since)
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
@@ -258,7 +244,7 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
         _show(f"{archive.group}: archiving")
         result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
         if result.interrupted or stopped.is_set():
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(STOPPED)
         results.append(result)
     return results
 
@@ -268,7 +254,7 @@ def _archive_until(after: Path, archives: Sequence[Archive], wait_s: float, stop
     _archive(archives, wait_s, stopped)
     while not after.exists():
         if stopped.wait(POLL_S):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(STOPPED)
 
 
 def _check_folder(page: Path) -> None:
@@ -316,7 +302,7 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
     for cut in taken:
         group = cut.group
         for topology in (each for each in find_handlers(admin, group) if each.main not in cut.gone):
-            partitions = take_ledger(connection, topology).partitions
+            partitions = take_ledger(connection, topology, by_names=True).partitions
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(partitions[row["partition"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,13 +21,13 @@ DEFAULT_ATTRIBUTE = "app"
 class AppNotFoundError(ConfigurationError):
     """The module or attribute of ``-A`` does not exist. Operator action: correct it, or run where the module is."""
 
-    def __init__(self, spec: str, problem: str) -> None:
+    def __init__(self, spec: str, problem: str, remedy: str = "") -> None:
         self.spec = spec
         self.problem = problem
-        super().__init__(
-            f"-A {spec}: {problem}. Give module[:app], as 'billing' or 'shop.billing:app', and run where it can be "
-            f"imported"
+        self.remedy = remedy or (
+            "Give module[:app], as 'billing' or 'shop.billing:app', and run where it can be imported"
         )
+        super().__init__(f"-A {spec}: {problem}. {self.remedy}")
 
 
 class NoRetriesError(ConfigurationError):
@@ -46,7 +48,9 @@ def load_application(spec: str) -> Retries:
     """
     Given.now().app_spec = spec
     module, _, attribute = spec.partition(":")
-    if not module or module.startswith("."):  # a path: Python would take it for a relative import
+    if os.sep in module:
+        raise AppNotFoundError(spec, "that is a path, and a module is needed", _in_place_of_path(spec))
+    if not module or module.startswith("."):  # Python would take it for a relative import
         raise AppNotFoundError(spec, "no module is named")
     app: Any = _import(spec, module)
     for name in (attribute or DEFAULT_ATTRIBUTE).split("."):
@@ -77,11 +81,26 @@ def load_handlers(spec: str) -> Retries:
     return application
 
 
-def _import(spec: str, name: str) -> Any:
+def _here(spec: str) -> Path:
     try:
-        here = str(Path.cwd())
+        return Path.cwd()
     except FileNotFoundError as error:  # a deploy has replaced it
         raise AppNotFoundError(spec, "the current folder was deleted") from error
+
+
+def _in_place_of_path(spec: str) -> str:
+    """Return what to give for the path of a file or folder: the module, and where to run it if that is not here."""
+    path, _, attribute = spec.partition(":")
+    here = _here(spec)
+    target = Path(os.path.normpath(here / path.removesuffix(".py")))
+    is_here = target != here and target.is_relative_to(here)
+    name = ".".join(target.relative_to(here).parts) if is_here else target.name
+    remedy = f"Give {shlex.quote(f'{name}:{attribute}' if attribute else name)} in its place"
+    return remedy if is_here else f"{remedy}, and run it in {target.parent}"
+
+
+def _import(spec: str, name: str) -> Any:
+    here = str(_here(spec))
     if here not in sys.path:
         sys.path.insert(0, here)  # as `faust -A` and `python -m` do
     try:
@@ -91,10 +110,10 @@ def _import(spec: str, name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # the user's code raises anything, or calls sys.exit
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            problem = f"no module {error.name!r}"
             if name.endswith(".py") and error.name != name.partition(".")[0]:
                 problem = f"no module {name!r}: leave out '.py'"
-            raise AppNotFoundError(spec, problem) from error
+                raise AppNotFoundError(spec, problem, _in_place_of_path(spec)) from error
+            raise AppNotFoundError(spec, f"no module {error.name!r}") from error
         line = _worker().user_line(error)
         where = f" ({line})" if line else ""
         raise AppImportError(f"-A {spec}: {name} raised {type(error).__name__}: {error}{where}") from error

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retryapp.cli._options import Parsed, Place, decorated, pair, place_text, when
-from retryapp.cli._output import table
-from retryapp.cli._target import decoding_of, resolve
+from retryapp.cli._output import missing_text, table
+from retryapp.cli._target import decoding_of, missing_letters, resolve
 from retryapp.cli.console import ExitCode, confirm, emit, stderr_console
 from retryapp.core.causes import cause_bytes
 from retryapp.core.checks import problem_text
@@ -163,7 +163,9 @@ def begin_job(
 
         found = preview(connection, topology, verb, wanted, go_on=go_on)
     if only_preview or not found.letters:
-        emit({"verb": verb, "preview": found.facts}, _preview_text(verb, found), as_json=as_json)
+        lacking = missing_letters(place, [topology])
+        facts = {"verb": verb, "preview": found.facts, "missing_topics": lacking}
+        emit(facts, _preview_text(verb, found) + missing_text(lacking), as_json=as_json)
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
         click.echo(printable(_preview_text(verb, found)), err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ from retryapp.runtime.machine.clock import SystemClock
 R = TypeVar("R")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_KAFKA_PORT: Final = 9092
+_MOST_PORT: Final = 65_535
+_BROKER: Final = re.compile(
+    r"(?:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:[\w.-]+|\[[\w:.%]+\])(?::(?P<port>\d{1,5}))?", re.ASCII
+)
 _PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
 
 
@@ -33,12 +39,10 @@ def decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callab
 
 
 def json_option(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--json`` as the argument ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
 
 
 def app_option(*, required: bool) -> Decorator:
-    """Add ``-A`` as the argument ``app_spec``."""
     return click.option(
         "-A", "--app", "app_spec", metavar="MODULE[:APP]", required=required,
         help="The application, as for 'faust -A': a module, and the name of its Faust app when that is not 'app'.",
@@ -77,7 +81,7 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
     return decorated(
         with_place,
         app_option(required=False),
-        click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
+        click.option("--broker", type=BROKERS, metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
         click.option("--group", metavar="NAME", help="Consumer group = the Faust app's id, with --broker."),
         click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
         client_config_option(f"File with librdkafka properties for --broker, {_PROPERTIES}."),
@@ -126,6 +130,8 @@ class Parsed(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self.read(str(value))
+        except UnicodeEncodeError:
+            self.fail(f"{value!r} is no text in UTF-8", param, ctx)
         except (ValueError, ConfigurationError) as error:
             self.fail(str(error), param, ctx)
 
@@ -135,6 +141,16 @@ def _words(text: str) -> str:
         raise ValueError(f"{len(text)} characters; at most {MAX_WORDS} are possible")
     text.encode()  # raises where the command line was no UTF-8
     return text
+
+
+def _brokers(text: str) -> str:
+    """Check what the client library would take for no broker at all, or for port 0, and wait for."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts or [text]:
+        found = _BROKER.fullmatch(part)
+        if found is None or not 0 < int(found["port"] or _KAFKA_PORT) <= _MOST_PORT:
+            raise ValueError(f"{text!r}: expected HOST:PORT, as localhost:9092, with commas between several")
+    return ",".join(parts)
 
 
 def _rate(text: str) -> str:
@@ -151,6 +167,8 @@ def _reason(text: str) -> str:
     return _words(text)
 
 
+BROKERS: Final = Parsed("address", _brokers)
+"""Bootstrap addresses."""
 WORDS: Final = Parsed("text", _words)
 """A text that commands take: at most `MAX_WORDS` characters."""
 REASON: Final = Parsed("text", _reason)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retryapp.cli._options import place_text
 from retryapp.cli.console import ExitCode, Given, emit
 from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import relative_text, utc_text
@@ -26,6 +27,7 @@ WIDTH_OF_A_PIPE: Final = 1_000
 
 _APART: Final = {
     "failure_id", "damaged", "headers", "retry_headers", "key", "value", "metadata", "origin", "append_ms",
+    "failures",
 }  # fmt: skip
 """Facts with a place of their own, or shown as part of another."""
 
@@ -69,6 +71,14 @@ def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: st
             [f": {still} still dead", *(f"{count} {word}" for word, count in sorted(listed.marked.items()))]
         )
     return "\n".join([table(list(columns), rows), line, *undecoded_text(listed)])
+
+
+def missing_text(letters: Sequence[str]) -> str:
+    """Return a line about each dead-letter topic that is not there, with the end of the line before it."""
+    return "".join(
+        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or it was deleted"
+        for name in letters
+    )
 
 
 def undecoded_text(listed: Listed) -> list[str]:
@@ -153,7 +163,8 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
     """
     if raw and value is None:
         letter = f"the letter does not have it (reason {facts['reason']})"
-        other = letter if "dead_ms" in facts else "its dead letter has it: 'retryapp dead show'"
+        command = f"'retryapp dead show {place_text()} {facts['failure_id']} --raw'"
+        other = letter if "dead_ms" in facts else f"its dead letter has it: {command}"
         why = facts.get("unread") or facts["damaged"] or other
         return _write_nothing(f"its value cannot be written: {why}")
     if raw:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, Decorator, pair, pipeline_client_config
+from retryapp.cli._options import BROKERS, LENGTH, Decorator, pair, pipeline_client_config
 from retryapp.cli._target import connect
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.kafka import reach
-from retryapp.pipeline.failures import failures_named
-from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
+from retryapp.pipeline.errors import failures_named
+from retryapp.pipeline.session import SessionOptions, active_session, brought_along, classes_are_whole, start_session
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ R = TypeVar("R")
 
 LAKE: Final = "lake"
 """Folder of the default lake, in ``RETRYAPP_DATADIR``."""
+STOPPED: Final = "what was committed stays, and a rerun continues"
 STOP_S: Final = 15.0
 CANCEL_POLL_S: Final = 0.1
 
@@ -86,7 +87,7 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
 def broker_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add ``--broker`` and ``--client-config``; the job gets ``connection``, to a cluster that answers."""
 
-    @click.option("--broker", metavar="HOST:PORT", required=True, help="Bootstrap address.")
+    @click.option("--broker", type=BROKERS, metavar="HOST:PORT", required=True, help="Bootstrap address.")
     @pipeline_client_config
     @wraps(function)
     def with_broker(*, broker: str, client_config: Path | None, **others: Any) -> R:
@@ -117,6 +118,8 @@ def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
             raise
         else:
             session.stop()
+            if options.keeps_classes:
+                classes_are_whole(options.cache_dir)
 
 
 @contextmanager
@@ -170,7 +173,7 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession, *, quiet: bool =
         yield
     except Exception as error:  # whatever a job that was cancelled raises in the code around it
         if stopped.is_set():
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(STOPPED) from error
         raise
     finally:
         over.set()

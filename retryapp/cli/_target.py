@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,6 +53,11 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     return Target(connection, _only(handlers, place.topic))
 
 
+def missing_letters(place: Place, topologies: Iterable[HandlerTopology]) -> list[str]:
+    """Return the dead-letter topics that are not there and that only the app could say more of."""
+    return [each.dlq for each in topologies if place.app_spec is None and each.may_lack_letters]
+
+
 def decoding_of(place: Place) -> Decoding | None:
     """Return what shows keys and values as the application does; None without ``-A``, or if it has no decoder."""
     return None if place.app_spec is None else load_handlers(place.app_spec).decoding
@@ -71,7 +76,6 @@ def origin_named(failure: str) -> tuple[str, Origin]:
 
 
 def show_of(place: Place, main: str) -> Show:
-    """Return what shows keys and values of a handler."""
     decoding = decoding_of(place)
     return undecoded if decoding is None else decoding.shows(main)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import LENGTH, WORDS, json_option, pipeline_client_config, typed_bytes
+from retryapp.cli._options import BROKERS, LENGTH, WORDS, json_option, pipeline_client_config, typed_bytes
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_job, lake_options, print_waiting, wait_option
 from retryapp.cli._target import connect
@@ -110,7 +110,12 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
     help="File with the key's bytes, a line end at its end too; keeps the key out of shell history and process lists.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Finish the erasures that were interrupted; their keys are not needed.")
-@click.option("--broker", metavar="HOST:PORT", help="List the key's records that are still on topics; needs --group.")
+@click.option(
+    "--broker",
+    type=BROKERS,
+    metavar="HOST:PORT",
+    help="List the key's records that are still on topics; needs --group.",
+)
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group whose topics to list; may be repeated.")
 @pipeline_client_config
 @_upkeep_options

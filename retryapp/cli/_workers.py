@@ -20,7 +20,8 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from retryapp.core.text import counted
+from retryapp.cli.console import Given
+from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 from retryapp.ports import PAGES_PREFIX
@@ -161,7 +162,7 @@ def _unknown(index: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _plain(text: str) -> str:
-    return escape(printable(text))
+    return escape(printable(with_app(text, Given.now().app_spec)))
 
 
 def group_table(group: Group) -> RenderableType:
@@ -185,8 +186,9 @@ def _figures_table(figures: Mapping[str, Any], now_ms: int) -> Table:
     if limits := _limits_text(figures, now_ms):
         table.add_row("", f"[yellow]{limits}[/]")
     if (rates := figures["rates"]) is not None:
-        failures = f"[red]{rates['failures_per_min']:,.0f} failed[/]"
-        table.add_row("a minute", f"{rates['deliveries_per_min']:,.0f} delivered, {failures}")
+        least = "at least " if rates.get("is_least") else ""
+        failures = f"[red]{least}{rates['failures_per_min']:,.0f} failed[/]"
+        table.add_row("a minute", f"{least}{rates['deliveries_per_min']:,.0f} delivered, {failures}{_of_text(rates)}")
     table.add_row("late by", _late_text(rates))
     return table
 
@@ -229,6 +231,12 @@ def _limits_text(figures: Mapping[str, Any], now_ms: int) -> str:
     age = [] if as_of_ms is None else [f"last known {length_text(max(0, now_ms - as_of_ms))} ago"]
     only_dead = "dead " * ((figures.get("left_out") or {}).get("pending") == [])
     return "; ".join([*age, f"{only_dead}without {counted(count, 'partition')}, not known now"] if count else age)
+
+
+def _of_text(rates: Mapping[str, Any]) -> str:
+    """Return of how many workers the rates are, where some have not answered; workers of earlier builds do not say."""
+    workers, of_workers = rates.get("workers", 0), rates.get("of_workers", 0)
+    return f" ({workers} of {counted(of_workers, 'worker')})" if workers < of_workers else ""
 
 
 def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:

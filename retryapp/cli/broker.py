@@ -67,8 +67,10 @@ def start(*, port: int | None, data: Path, as_json: bool) -> None:
     if port is None:
         running = broker_status(data)
         port = DEFAULT_PORT if running is None else running.port
-    with download_progress() as progress:
-        kept, started = start_kept_broker(load_settings().cache_dir, data, port=port, progress=progress)
+    with on_signals(_interrupt, *STOP_SIGNALS), download_progress() as progress:  # else a broker is left that starts
+        kept, started = start_kept_broker(
+            load_settings().cache_dir, data, port=port, progress=progress, on_wait=_say_waiting
+        )
     facts = {**kept.as_dict(), "state": "running", "started": started}
     emit(facts, _line(kept, "is ready" if started else "is already running"), as_json=as_json)
 
@@ -104,7 +106,7 @@ def run(*, port: int | None, data: Path, as_json: bool) -> int:
     with on_signals(_interrupt, *STOP_SIGNALS):
         try:
             with download_progress() as progress:
-                broker.start(progress=progress)
+                broker.start(progress=progress, on_wait=_say_waiting)
             kept = write_state(broker)
             emit({**kept.as_dict(), "state": "running"}, _line(kept, "is ready"), as_json=as_json)
             code = broker.wait()
@@ -138,6 +140,10 @@ def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -
                 bar.stop()
 
         yield advance
+
+
+def _say_waiting(text: str) -> None:
+    stderr_console.print(text, markup=False, highlight=False)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

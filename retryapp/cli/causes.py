@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from retryapp.cli._options import Place, json_option, place_options
-from retryapp.cli._output import instant, table
-from retryapp.cli._target import resolve
+from retryapp.cli._output import instant, missing_text, table
+from retryapp.cli._target import missing_letters, resolve
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import is_open
@@ -48,8 +48,9 @@ def command(*, place: Place, as_json: bool) -> ExitCode:
         for each in found
     ]
     none = "nothing waits, nothing is dead"
-    text = table(["cause", "waiting", "dead", "attempts", "last", ""], rows) if rows else none
-    emit({"now_ms": now_ms, "causes": found}, text, as_json=as_json)
+    lacking = missing_letters(place, topologies)
+    text = (table(["cause", "waiting", "dead", "attempts", "last", ""], rows) if rows else none) + missing_text(lacking)
+    emit({"now_ms": now_ms, "causes": found, "missing_topics": lacking}, text, as_json=as_json)
     return ExitCode.FINE
 
 

@@ -6,6 +6,7 @@ does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``. W
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Final
 
 import click
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from rich.console import Console
 from typing_extensions import override
 
@@ -103,8 +104,15 @@ class Given:
 
 def emit(result: object, text: str, *, as_json: bool) -> None:
     """Print a result; nothing in a record, a message or a reason can steer the terminal."""
-    shown = escaped_json(to_json(result).decode()) if as_json else printable(text)
+    shown = escaped_json(_json_of(result)) if as_json else printable(text)
     click.echo(with_app(shown, Given.now().app_spec))
+
+
+def _json_of(result: object) -> str:
+    try:
+        return to_json(result).decode()
+    except PydanticSerializationError:  # a word of the command line, or a path, is no UTF-8
+        return json.dumps(to_jsonable_python(result))
 
 
 def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:

@@ -17,12 +17,13 @@ from retryapp.cli._options import (
     list_options,
     pair,
     place_options,
+    place_text,
     raw_option,
     typed_bytes,
 )
-from retryapp.cli._output import list_text, show_missing, show_record
+from retryapp.cli._output import list_text, missing_text, show_missing, show_record
 from retryapp.cli._steer import need_reason, steer, steer_options
-from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
+from retryapp.cli._target import decoding_of, missing_letters, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
@@ -134,11 +135,8 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
     now_ms = SystemClock().wall_ms()
     none = "no dead letters" if (partition, wanted) == (None, None) else "no dead letters that fit"
     text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none)
-    lacking = [] if place.app_spec is not None else [each.dlq for each in topologies if each.drop]
-    text += "".join(
-        f"\n{name} is not there: its handler keeps no dead letters (dead_letters='drop'), or it was deleted"
-        for name in lacking
-    )
+    lacking = missing_letters(place, topologies)
+    text += missing_text(lacking)
     emit({"now_ms": now_ms, **found._asdict(), "missing_topics": lacking}, text, as_json=as_json)
     return ExitCode.FINE
 
@@ -165,8 +163,9 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     connection, topology, origin = resolve_failure(place, failure_id)
     found = find_dead(connection, topology, origin)
     if found is None:
+        waits = f"'retryapp pending show {place_text()} {failure_id}'"
         text = (
-            "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
+            f"has no dead letter: it is done, waits ({waits}), was discarded without one "
             "(dead_letters='drop'), or its letter was deleted: by retention, or with its topic"
         )
         return show_missing(failure_id, text, raw=raw, as_json=as_json)

@@ -54,7 +54,8 @@ def command(*, place: Place, since: int | None, as_json: bool) -> ExitCode:
     ledgers = []
     for topology in topologies:
         with stderr_console.status("asking for offsets") as status:
-            ledgers.append(take_ledger(connection, topology, since_ms=since, on_step=status.update))
+            by_names = place.app_spec is None
+            ledgers.append(take_ledger(connection, topology, by_names=by_names, since_ms=since, on_step=status.update))
     adds_up = all(ledger.adds_up for ledger in ledgers)
     facts = {"now_ms": now_ms, "since_ms": since, "adds_up": adds_up, "handlers": [*map(ledger_facts, ledgers)]}
     emit(facts, "\n\n".join(map(ledger_text, ledgers)), as_json=as_json)
@@ -71,6 +72,7 @@ def ledger_facts(ledger: Ledger) -> dict[str, Any]:
         "problems": list(ledger.problems),
         "unread_events": ledger.unread_events,
         "forgotten": list(ledger.forgotten),
+        "missing_topics": [ledger.missing_letters] if ledger.missing_letters else [],
     }
 
 
@@ -127,6 +129,11 @@ def _notes(ledger: Ledger) -> list[str]:
         )
     if ledger.unread_events:
         lines.append(f"of an unknown type: {counted(ledger.unread_events, 'record')} of the events topic")
+    if ledger.missing_letters:
+        lines.append(
+            f"{ledger.missing_letters} is not there: its handler keeps no dead letters (dead_letters='drop'), or it "
+            "was deleted. What may have ended there is unknown; -A MODULE, in place of --broker, says which it is"
+        )
     return ["\n".join(lines)] if lines else []
 
 

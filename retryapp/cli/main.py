@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, click.NoSuchOption) and error.option_name == "--traceback" and error.ctx:
             path = error.ctx.command_path.removeprefix("retryapp ")
             message = f"--traceback comes before the command: 'retryapp --traceback {path} ...'"
-        emit_error(type(error).__name__, message, ExitCode.USAGE, as_json=as_json)
+        emit_error(type(error).__name__, with_app(message, given.app_spec), ExitCode.USAGE, as_json=as_json)
         return ExitCode.USAGE
     except RetryAppError as error:
         _show_traceback(words)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from retryapp.cli._app import load_handlers
-from retryapp.cli._options import WORDS, Place, json_option, place_options
+from retryapp.cli._options import WORDS, Place, json_option, place_options, place_text
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, Group
 from retryapp.cli.handler import show_levels, tell_handler
@@ -65,7 +65,7 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
     \b
     Exit codes: 0 none is forced open, 1 one is, or a command about one waits for a worker.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    none = "not forced open by anybody; whether a circuit has opened by itself: 'retryapp top'"
+    none = f"not forced open by anybody; whether a circuit has opened by itself: 'retryapp top {place_text()}'"
     return show_levels(place, "forced", none=none, as_json=as_json)
 
 
@@ -82,5 +82,5 @@ def _refuse_without_circuit(place: Place, circuit: str) -> None:
         return  # which one is meant, is asked later
     names = ", ".join(name or "its own, without --circuit" for name in handlers[0].breakers)
     what = f"circuit {circuit}" if circuit else "circuit of its own"
-    remedy = f"It has: {names}" if names else "Pause it instead: 'retryapp handler pause'"
+    remedy = f"It has: {names}" if names else f"Pause it instead: 'retryapp handler pause {place_text()} --why TEXT'"
     raise click.UsageError(f"the handler of {handlers[0].main} has no {what}. {remedy}")

@@ -7,7 +7,16 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import LENGTH, Place, json_option, list_options, place_options, raw_option, when
+from retryapp.cli._options import (
+    LENGTH,
+    Place,
+    json_option,
+    list_options,
+    place_options,
+    place_text,
+    raw_option,
+    when,
+)
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, waiting_options
 from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
@@ -106,7 +115,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     connection, topology, origin = resolve_failure(place, failure_id)
     entry = find_waiting(connection, topology, origin)
     if entry is None:
-        text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
+        dead = f"'retryapp dead show {place_text()} {failure_id}'"
+        text = f"does not wait: it is done, dead ({dead}), or being delivered"
         return show_missing(failure_id, text, raw=raw, as_json=as_json)
     unread = ""
     if (there := place_of(entry, topology.main)) is not None:

@@ -29,8 +29,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.pipeline.errors import HeldError
-from retryapp.pipeline.failures import failures_named
+from retryapp.pipeline.errors import HeldError, failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import Life
@@ -40,7 +39,7 @@ from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived, OnProgress
-    from retryapp.pipeline.outlook import TopicOutlook
+    from retryapp.pipeline.positions import TopicOutlook
 
 
 @click.group(name="pipeline", cls=Group)
@@ -180,7 +179,7 @@ def status(
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.erasures import Erasures
         from retryapp.pipeline.gaps import SHORTER
-        from retryapp.pipeline.outlook import find_outlook
+        from retryapp.pipeline.positions import find_outlook
 
         erasures = Erasures(opened).open()
         admin = KafkaAdmin(connection)

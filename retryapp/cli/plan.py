@@ -37,21 +37,12 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
         help="Create missing main topics, and topics that handlers publish to, with this many partitions. "
         "[default: a missing one is an error]",
     )
-    @click.option(
-        "--allow-low-replication",
-        is_flag=True,
-        help="Accept fewer than 3 replicas on 3 or more brokers: losing one broker may lose waiting records.",
-    )
     @json_option
     @wraps(command)
-    def wrapped(*, app_spec: str, create_main: int | None, allow_low_replication: bool, **more: Any) -> R:
+    def wrapped(*, app_spec: str, create_main: int | None, **more: Any) -> R:
         application = load_handlers(app_spec)
         own = application.plan_options
-        options = replace(
-            own,
-            create_main_partitions=create_main or own.create_main_partitions,
-            allow_low_replication=allow_low_replication or own.allow_low_replication,
-        )
+        options = replace(own, create_main_partitions=create_main or own.create_main_partitions)
         return command(application=application, options=options, **more)
 
     return wrapped
@@ -226,5 +217,5 @@ def _summary(plan: Plan) -> str:
         verb = "prevents" if len(refused) == 1 else "prevent"
         return f"{len(refused)} of {counted(len(topics_of(plan.steps)), 'topic')} {verb} the application from starting"
     if new := topics_of(plan.to_create):
-        return f"{len(new)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
+        return f"{len(new)} to create: a worker does it when it starts; 'retryapp topics create -A MODULE' does it now"
     return "all topics are as required"

@@ -6,14 +6,15 @@ import sys
 import time
 from dataclasses import replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
 from rich.console import Console
 from rich.live import Live
 
-from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._options import Parsed, Place, json_option, place_options
 from retryapp.cli._target import Target, resolve
-from retryapp.cli._workers import Group, Workers, group_table
+from retryapp.cli._workers import Group, Workers, base_url, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
 from retryapp.kafka import KafkaAdmin
@@ -28,11 +29,22 @@ MORE_PORTS: Final = 8
 """Ports tried beyond one for each member."""
 
 
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(base_url(text))
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:  # raises where it is no number
+            return text
+    except ValueError:
+        pass
+    raise ValueError(f"{text!r}: expected the address of a worker's pages, as http://127.0.0.1:6066")
+
+
 @click.command(name="top")
 @place_options
 @click.option(
     "--url",
     "urls",
+    type=Parsed("url", _url),
     metavar="URL",
     multiple=True,
     help="Address of a worker's pages. Repeatable: of those that answer, the one that knows most is shown.",

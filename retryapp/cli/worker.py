@@ -15,8 +15,9 @@ from retryapp.cli._app import load_application
 from retryapp.cli._options import Parsed, app_option
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
-from retryapp.core.errors import NoHandlersError, PortTakenError
-from retryapp.runtime.machine.place import MAX_WORKERS, free_port
+from retryapp.core.errors import NoHandlersError
+from retryapp.runtime.machine.early_stop import stopped_early
+from retryapp.runtime.machine.place import MAX_WORKERS
 from retryapp.settings import load_settings
 
 LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")
@@ -45,12 +46,6 @@ def _processes(text: str) -> int:
     show_default=True,
     help="Lowest level of log lines.",
 )
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65_535),
-    help="Port of the pages; with --processes the first one to try. [default: the first free one from "
-    "RETRYAPP_WEB_PORT on]",
-)
 @click.option("--without-web", is_flag=True, help="Serve no pages, and no metrics but on --metrics-port.")
 @click.option(
     "--metrics-port",
@@ -71,7 +66,6 @@ def command(
     app_argument: str | None,
     app_spec: str | None,
     loglevel: str,
-    port: int | None,
     without_web: bool,
     metrics_port: int | None,
     processes: int,
@@ -97,21 +91,18 @@ def command(
       RETRYAPP_GRACE=60s RETRYAPP_DATADIR=/var/lib/billing retryapp worker billing --loglevel warn
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     spec = _one_spec(app_argument, app_spec)
-    if port is not None and without_web:
-        raise click.UsageError("--port and --without-web exclude each other")
     if metrics_port is not None:
         os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
     if processes > 1:
-        if port is not None:
-            os.environ["RETRYAPP_WEB_PORT"] = str(port)  # where each process begins to look for its own
         own = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", spec, "--parent", str(os.getpid())]
         return run_processes([*own, *words], processes)
-    if parent is not None:
-        stop_with_parent(parent)
-    _check(spec, port)
-    brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
-    return _run([*brief, "-A", spec, "worker", *words, *(["--web-port", str(port)] if port is not None else [])])
+    with stopped_early(load_settings().log_format):
+        if parent is not None:
+            stop_with_parent(parent)
+        _check(spec)
+        brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
+        return _run([*brief, "-A", spec, "worker", *words])
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:
@@ -135,25 +126,17 @@ def _one_spec(argument: str | None, option: str | None) -> str:
     return spec
 
 
-def _check(spec: str, port: int | None) -> None:
+def _check(spec: str) -> None:
     """Refuse what Faust would answer with a traceback, or not at all.
 
     Raises:
-        ConfigurationError: no such app, no `Retries`, no handlers, or a setting that cannot be used.
-        PortTakenError: the port is in use.
+        ConfigurationError: no such app, no `Retries`, or no handlers.
     """
-    settings = load_settings()
     application = load_application(spec)
     if not application.topologies:
         import_module("faust.cli.base").find_app(spec)  # its `autodiscover` may find handlers
     if not application.topologies:
         raise NoHandlersError(spec)
-    if port is not None:
-        try:
-            free_port(settings.web_bind, port, attempts=1)
-        except PortTakenError as error:
-            remedy = "Stop what listens there, or omit --port to take the next free one"
-            raise PortTakenError(settings.web_bind, port, remedy) from error
 
 
 def _run(arguments: list[str]) -> int:

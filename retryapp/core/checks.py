@@ -18,10 +18,12 @@ def check_word(name: str, given: object, words: Iterable[str]) -> None:
         raise InvalidSettingError(name, given, "expected one of " + ", ".join(words))
 
 
-def check_count(name: str, given: object) -> None:
-    """Check that an argument is a whole number, at least 1; raise `InvalidSettingError`."""
+def check_count(name: str, given: object, most: int | None = None) -> None:
+    """Check that an argument is a whole number, at least 1 and at most `most`; raise `InvalidSettingError`."""
     if type(given) is not int or given < 1:
         raise InvalidSettingError(name, given, "expected a whole number, at least 1")
+    if most is not None and given > most:
+        raise InvalidSettingError(name, given, f"expected at most {most}")
 
 
 def check_kind(name: str, given: object, kind: type, expected: str) -> None:

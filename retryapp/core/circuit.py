@@ -173,6 +173,10 @@ class CircuitBreaker:
         object.__setattr__(self, "minimum_calls", minimum_calls)
         object.__setattr__(self, "break_for_ms", named_duration_ms("break_for", break_for))
         object.__setattr__(self, "max_open_ms", named_duration_ms("max_open", max_open))
+        if self.max_open_ms < self.break_for_ms:
+            least = format_duration_ms(self.break_for_ms)
+            problem = f"expected at least break_for={least}: nothing is tried until that is over, so no probe is free"
+            raise InvalidSettingError("max_open", max_open, problem)
         object.__setattr__(self, "probes", probes)
         object.__setattr__(self, "ramp_ms", named_duration_ms("ramp", ramp))
         object.__setattr__(self, "rate_limit", None if rate_limit is None else parse_rate(rate_limit))

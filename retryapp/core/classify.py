@@ -20,13 +20,13 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from retryapp.core.errors import UndecodableError
-from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
+from retryapp.core.errors import UndecodableError, shown
+from retryapp.core.metadata import MAX_EPOCH_MS, MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 from retryapp.core.rules import ErrorClass, OnFault, Rule, first_answer, non_retryable
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, place_of, plain_text, qualified_name
 from retryapp.core.values import keyword_value_type
-from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
+from retryapp.core.verdicts import BrokenVerdictError, Defer, Reject, RetryLater, Skip, Unavailable
 
 Verdict = Reject | Skip | RetryLater | Defer | Unavailable
 """What a handler says by raising it."""
@@ -97,7 +97,7 @@ class _Verdict(NamedTuple):
 
     def rank(self, now_ms: int) -> tuple[int, int]:
         if isinstance(self.error, RetryLater | Defer):
-            return 2, self.error.wait_ms(now_ms)
+            return 2, _compared_ms(self.error, now_ms)
         return (3 if isinstance(self.error, Reject) else int(isinstance(self.error, Unavailable))), 0
 
 
@@ -123,6 +123,9 @@ def classify(
         now_ms: when it failed; a wait for an instant counts from here.
         on_fault: see `core.rules`.
         text_of: returns the text of an error, which is cut after that.
+
+    Raises:
+        BrokenVerdictError: a verdict asks for a wait that is none, as a subclass may.
     """
     verdict = first_answer(error, _verdict, partial(_verdict_of_group, now_ms))
     said = None if verdict is None else verdict.error if verdict.whole else verdict.later or verdict.error
@@ -147,7 +150,7 @@ def classify(
     if error_class is ErrorClass.RETRYABLE:
         waits = RetryLater | Defer if verdict is not None and verdict.whole else RetryLater
         if isinstance(said, waits):
-            asked_ms, asked_by_handler = said.wait_ms(now_ms), True
+            asked_ms, asked_by_handler = _wait_ms(said, now_ms), True
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
     circuit = "" if rule is None else rule.circuit
@@ -170,6 +173,26 @@ def classify(
     )
 
 
+def _wait_ms(verdict: RetryLater | Defer, now_ms: int) -> int:
+    """Return the wait that a verdict asks for; a subclass may have made anything of it."""
+    name = qualified_name(type(verdict))
+    try:
+        wait_ms: object = verdict.wait_ms(now_ms)
+    except Exception as fault:
+        raise BrokenVerdictError(name, f"asking for it raised {shown(fault)}") from fault
+    if type(wait_ms) is not int or not 0 <= wait_ms <= MAX_EPOCH_MS:
+        raise BrokenVerdictError(name, f"it is {shown(wait_ms)}")
+    return wait_ms
+
+
+def _compared_ms(verdict: RetryLater | Defer, now_ms: int) -> int:
+    """Return what orders the waits of a group; one that is none is the longest, so that it is told if a wait counts."""
+    try:
+        return _wait_ms(verdict, now_ms)
+    except BrokenVerdictError:
+        return MAX_EPOCH_MS + 1
+
+
 def _class_of(verdict: Verdict) -> ErrorClass:
     if isinstance(verdict, Reject):
         return ErrorClass.NON_RETRYABLE
@@ -189,7 +212,7 @@ def _verdict_of_group(now_ms: int, members: list[_Verdict | None]) -> _Verdict |
     worst = max(found, key=lambda each: each.rank(now_ms))
     whole = len(found) == len(members) and all(each.whole for each in found)
     waits = [each.later for each in found if each.later is not None]
-    later = max(waits, key=lambda each: each.wait_ms(now_ms), default=None)
+    later = max(waits, key=lambda each: _compared_ms(each, now_ms), default=None)
     return worst._replace(whole=whole or isinstance(worst.error, Reject), later=later)
 
 

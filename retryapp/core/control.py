@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64decode, b64encode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from retryapp.core.durations import MAX_DURATION_MS
+from retryapp.core.errors import InvalidSettingError
 from retryapp.core.foreign import shield, split_headers, unshield
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
@@ -38,6 +39,7 @@ HOLD_MS: Final = 7 * 86_400_000
 JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
 """Shape of the ids of commands and jobs."""
 _MAX_DIGITS: Final = 10
+_SOME_CHANGE: Final = "a value, a key, headers or drop"
 MAX_WORDS: Final = 500
 """Characters of what a command says of who sends it, and why."""
 
@@ -109,6 +111,10 @@ class Refusal(StrEnum):
     reference."""
 
 
+class InvalidEditError(InvalidSettingError, ValueError):
+    """What `Edit.of` was given makes no edit. Operator action: correct the argument that is named."""
+
+
 class Edit(BaseModel):
     """What a replay changes of its record. Bytes are text here, as `encoding` says; see `of`."""
 
@@ -132,19 +138,20 @@ class Edit(BaseModel):
         value: bytes | None = None,
         key: bytes | None = None,
         headers: Mapping[str, bytes] | None = None,
-        drop: tuple[str, ...] = (),
+        drop: Sequence[str] = (),
     ) -> Edit:
         """Make one of bytes.
 
         Raises:
-            ValueError: nothing is changed, or `idempotency` is neither `keep` nor `new`.
+            InvalidEditError: nothing is changed, or an argument is none: `idempotency` neither `keep` nor `new`, say.
         """
+        _check_edit(idempotency, {"value": value, "key": key}, headers or {}, drop)
 
         def texts(encoding: str, text: Callable[[bytes], str]) -> Edit:
             parts = {name: text(data) for name, data in (("value", value), ("key", key)) if data is not None}
             own = {name: text(data) for name, data in (headers or {}).items()}
             return cls.model_validate(
-                {"idempotency": idempotency, "encoding": encoding, "headers": own, "drop": drop, **parts}
+                {"idempotency": idempotency, "encoding": encoding, "headers": own, "drop": (*drop,), **parts}
             )
 
         try:
@@ -155,7 +162,7 @@ class Edit(BaseModel):
     @model_validator(mode="after")
     def _can_be_done(self) -> Edit:
         if self.value is None and self.key is None and not self.headers and not self.drop:
-            raise ValueError("it changes nothing: give a value, a key, headers or drop")
+            raise ValueError(f"it changes nothing: give {_SOME_CHANGE}")
         for text in (self.value, self.key, *self.headers.values()):
             self._bytes(text)
         return self
@@ -192,6 +199,27 @@ class Edit(BaseModel):
             value=letter.value if self.value is None else self._bytes(self.value),
             headers=shield((*headers, *left.items())),
         )
+
+
+def _check_edit(idempotency: object, parts: Mapping[str, object], headers: object, drop: object) -> None:
+    """Raise `InvalidEditError` unless an edit can be made: callers without type checks give anything."""
+    if idempotency not in ("keep", "new"):
+        raise InvalidEditError("idempotency", idempotency, "expected keep or new")
+    for name, part in parts.items():
+        if not isinstance(part, bytes | None):
+            raise InvalidEditError(name, part, 'expected bytes, as "…".encode(), or None: as it was')
+    by_name = isinstance(headers, Mapping) and all(map(_is_header, headers.items()))
+    if not by_name:
+        raise InvalidEditError("headers", headers, "expected the bytes of each by its name, as {'tenant': b'acme'}")
+    if not isinstance(drop, tuple | list) or not all(isinstance(name, str) for name in drop):
+        raise InvalidEditError("drop", drop, "expected names of headers, as ('trace',)")
+    if not headers and not drop and all(part is None for part in parts.values()):
+        raise InvalidEditError("edit", None, f"expected {_SOME_CHANGE}")
+
+
+def _is_header(item: tuple[object, object]) -> bool:
+    name, data = item
+    return isinstance(name, str) and isinstance(data, bytes)
 
 
 def digest_of(value: bytes | None) -> str:

@@ -57,12 +57,13 @@ def http_errors(cap: Duration = "1h", *, circuit: str = "") -> tuple[Rule, ...]:
         circuit: see `retryable`.
     """
     try:
-        wait = RetryAfter(parse_duration_ms(cap))
+        cap_ms = parse_duration_ms(cap)
     except InvalidDurationError as error:
         raise InvalidPolicyError("cap", cap, str(error)) from error
+    wait, made_by = RetryAfter(cap_ms), f"http_errors retry_after<={format_duration_ms(cap_ms)}"
     return (
         Rule((Exception,), ErrorClass.NON_RETRYABLE, is_final, made_by="http_errors"),
-        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait, circuit=circuit, made_by="http_errors"),
+        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait, circuit=circuit, made_by=made_by),
     )
 
 
@@ -82,10 +83,6 @@ class RetryAfter:
     """The wait in the header ``Retry-After`` of an answer: seconds, or an HTTP date (RFC 9110, 10.2.3)."""
 
     cap_ms: int
-
-    @property
-    def text(self) -> str:
-        return f"retry_after<={format_duration_ms(self.cap_ms)}"
 
     def __call__(self, error: BaseException, now_ms: int) -> int | None:
         """Return the wait in milliseconds, at most the cap; None where the answer names no time to come."""

@@ -246,7 +246,8 @@ class Part(BaseModel):
 
     job: str
     verb: str
-    state: PartState = PartState.RUNNING
+    state: Annotated[PartState | str, Field(union_mode="left_to_right")] = PartState.RUNNING
+    """A newer build may have others: such a part goes on, and nothing is done for it here."""
     order: JobPart | None = None
     """What it has to do; None once it is over."""
     by: str = ""
@@ -264,6 +265,10 @@ class Part(BaseModel):
     """How many were done when the last canary began."""
     paused: str = ""
     """Why it is paused, or was before it was over; of one that has ended, that most of its last replays failed."""
+    outcomes: int = 0
+    """Replays of which this session has seen what their first attempt came to; not written down."""
+    failed_again: int = 0
+    """How many of these failed; not written down."""
 
     @property
     def over(self) -> bool:
@@ -296,6 +301,9 @@ class Level(BaseModel):
     @property
     def text(self) -> str:
         return self.how + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
+
+
+_OF_A_SESSION: Final[Any] = {"parts": {"__all__": {"outcomes", "failed_again"}}}
 
 
 class Steering(BaseModel):
@@ -378,7 +386,7 @@ class Steering(BaseModel):
         """Return it as text; empty where there is nothing to remember."""
         levels, pauses = (self.paused, self.forced_open), (self.pauses, self.ended)
         some = any((*levels, *pauses, self.circuits, self.parts, self.releases, self.ahead))
-        return self.model_dump_json(exclude_defaults=True) if some else ""
+        return self.model_dump_json(exclude_defaults=True, exclude=_OF_A_SESSION) if some else ""
 
 
 def read_steering(text: str) -> Steering:

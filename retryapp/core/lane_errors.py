@@ -129,7 +129,7 @@ class ChangelogReplacedError(EnvironmentFault):
             f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
             f"delivered until somebody decides; stop the workers first. To go on without what waited: "
             f"{_reset(group, f'{main} --to-current')}, which accepts the topic as it is. "
-            f"'retryapp ledger' names what is missing then; the retry topic has copies of it"
+            f"'retryapp ledger -A MODULE' names what is missing then; the retry topic has copies of it"
         )
 
 

@@ -246,9 +246,8 @@ class Tally:
         return self.received - self.first_try_ok - self.skipped - self.held
 
     def plus(self, *, received: int, ok: int, skipped: int = 0, held: int = 0) -> Tally:
-        return Tally(
-            from_offset=self.from_offset,
-            since_ms=self.since_ms,
+        return replace(
+            self,
             received=self.received + received,
             first_try_ok=self.first_try_ok + ok,
             skipped=self.skipped + skipped,

@@ -64,7 +64,7 @@ ROW_HEADER_OVERHEAD_BYTES: Final = 8
 
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
-"""Only rows with at most this many headers are cached (`_spans`, `_cuts`): bounds the caches."""
+"""Only rows with at most this many headers are cached (`_named`, `_cuts`): bounds the caches."""
 _VERSIONS_END: Final = 0x20
 """No version reaches this: bytes that begin with a printable character are never a row."""
 _FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
@@ -271,18 +271,15 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
     except struct.error:
         _refuse(raw)
     first = _FIXED.size + count * 8
-    look = _spans if count <= _COMMON_HEADERS else _spans.__wrapped__
-    total, spans = look(raw[_FIXED.size : first], len(name))
-    if key_length > 0:
-        first += key_length
-    if value_length > 0:
-        first += value_length
-    if raw[:_FLAGS_AT] not in _KNOWN or key_length < -1 or value_length < -1 or first + total + more != len(raw):
+    look = _named if count <= _COMMON_HEADERS else _named.__wrapped__
+    total, cuts = look(raw[_FIXED.size : first], len(name))
+    first += max(0, key_length) + max(0, value_length)
+    if raw[:_FLAGS_AT] not in _KNOWN or min(key_length, value_length) < -1 or first + total + more != len(raw):
         _refuse(raw)
-    for start, length in spans:
-        at = first + start + len(name)
-        if raw[first + start : at] == name:
-            return None if length < 0 else raw[at : at + length]
+    headers = raw[first : first + total]
+    for cut, value in cuts:
+        if headers[cut] == name:
+            return None if value is None else headers[value]
     return None
 
 
@@ -304,24 +301,11 @@ def _tier_text(raw: bytes) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Locate the headers whose names have a length; rows of one cause are alike, so the cache hits.
-
-    Returns:
-        Bytes of all headers, `_NO_ROW_BYTES` for impossible lengths; for each such header the start of its name,
-        counted from the first header's name, and the length of its value.
-    """
-    if len(table) % 8:
-        return _NO_ROW_BYTES, ()
-    spans: list[tuple[int, int]] = []
-    at = 0
-    for name_length, value_length in _PAIR.iter_unpack(table):
-        if name_length == wanted:
-            spans.append((at, value_length))
-        if value_length < -1:
-            return _NO_ROW_BYTES, ()
-        at += name_length + max(0, value_length)
-    return at, tuple(spans)
+def _named(table: bytes, length: int) -> tuple[int, tuple[tuple[slice, slice | None], ...]]:
+    """Return the bytes of all headers, and where name and value of those are whose names have a length (`_cuts`)."""
+    total, names, values = _cuts.__wrapped__(table)
+    pairs = zip(names, values, strict=True)
+    return total, tuple(pair for pair in pairs if pair[0].stop - pair[0].start == length)
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from retryapp.core.checks import is_function_of
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
@@ -46,17 +46,6 @@ class ErrorClass(StrEnum):
     """Nothing can succeed before somebody has acted: its partition is paused."""
 
 
-class Wait(Protocol):
-    """The wait that an error itself asks for."""
-
-    @property
-    def text(self) -> str:
-        """Its form in the policy's text."""
-
-    def __call__(self, error: BaseException, now_ms: int) -> int | None:
-        """Return milliseconds, or None: the schedule's."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """Exception types, conditions, and what they mean.
@@ -76,11 +65,12 @@ class Rule:
     """Name of the dead-letter topic, after ``{group}.{main}.dlq.``; None: the usual one."""
     anywhere: bool = True
     """Whether causes and members of groups count, too."""
-    wait: Wait | None = None
+    wait: Callable[[BaseException, int], int | None] | None = None
+    """The wait in milliseconds that an error itself asks for, now; None, also as an answer: the schedule's."""
     circuit: str = ""
     """Name of the circuit that such errors are counted by; empty: the handler's own, if it has one."""
     made_by: str | None = None
-    """Name of the function of ours that made it: in the text instead of types and condition."""
+    """The function of ours that made it, and what it was given: in the text instead of types, condition and wait."""
 
     def __post_init__(self) -> None:
         if not self.error_types:
@@ -89,6 +79,8 @@ class Rule:
         for error_type in given:
             if not isinstance(error_type, type) or not issubclass(error_type, BaseException):
                 raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
+        if type(self.anywhere) is not bool:
+            raise InvalidPolicyError("anywhere", self.anywhere, "expected True or False")
         if self.when is not None:
             _check_predicate(self.when)
         if self.dead_letters is not None:
@@ -110,8 +102,6 @@ class Rule:
             parts.append(f"schedule=({self.schedule.text})")
         if self.hot is not None:
             parts.append(f"hot=({self.hot.text})")
-        if self.wait is not None:
-            parts.append(self.wait.text)
         if self.circuit:
             parts.append(f"circuit={self.circuit}")
         if self.dead_letters is not None:
@@ -125,7 +115,7 @@ class Rule:
 
     def find(self, error: BaseException, delivery: Any = None, on_fault: OnFault | None = None) -> BaseException | None:
         """Return the first error of a failure that it matches, or None."""
-        if not self.anywhere:
+        if not self.anywhere or _stands_alone(error):
             return error if self._matches(error, delivery, on_fault) else None
 
         def ask(each: BaseException) -> BaseException | None:
@@ -158,6 +148,10 @@ class Rule:
         return fault is None and bool(answer)
 
 
+def _stands_alone(error: BaseException) -> bool:
+    return error.__cause__ is None and not isinstance(error, BaseExceptionGroup)
+
+
 def first_answer(
     error: BaseException,
     ask: Callable[[BaseException], Answer | None],
@@ -175,6 +169,8 @@ def first_answer(
         of_group: gets the answers of a group's members, if the group itself has none.
         ends: types whose causes are not asked.
     """
+    if _stands_alone(error):
+        return ask(error)
     return _first(error, ask, of_group, ends, MAX_NESTING, {})
 
 

@@ -46,6 +46,11 @@ MAX_DEAD_LETTERS_CHARS: Final = 60
 TAKEN_NAMES: Final = frozenset({"control", "dlq", "events", "retry"})
 """No names for a dead-letter topic: a handler of the topic ``{main}.dlq`` may have such topics."""
 
+INTERNAL_TOPICS: Final = frozenset(
+    {"__cluster_metadata", "__consumer_offsets", "__share_group_state", "__transaction_state"}
+)
+"""Topics in which Kafka keeps its own state."""
+
 _DEAD_LETTERS: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_DEAD_LETTERS_CHARS}}}", re.ASCII)
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 
@@ -75,7 +80,8 @@ class HandlerTopology:
     """The topics of one handler.
 
     Raises:
-        InvalidTopicNameError: a name that follows from group and main topic is not one for Kafka.
+        InvalidTopicNameError: a name that follows from group and main topic is not one for Kafka, or a topic is Kafka's
+            own.
     """
 
     group: str
@@ -130,6 +136,9 @@ class HandlerTopology:
         object.__setattr__(self, "owned", owned)
         for name in (self.group, self.main, *self.owned, *self.publishes):
             check_name(name)
+        for name in (self.main, *self.publishes):
+            if name in INTERNAL_TOPICS:
+                raise InvalidTopicNameError(name, "Kafka keeps its own state there, no records of applications")
 
     def retry_topic_for(self, delay_ms: int) -> str:
         """Return the retry topic of the nearest delay, of the shorter one when two are as near."""
@@ -168,6 +177,14 @@ class HandlerTopology:
         """Whether the main topic is a dead-letter topic, of any group: its name says so, as tools see only that."""
         base, dot, name = self.main.rpartition(".dlq")
         return bool(base and dot) and (not name or (name[0] == "." and names_dead_letters(name[1:])))
+
+    @property
+    def may_lack_letters(self) -> bool:
+        """Whether, where the topics alone are known, its dead-letter topic may have been deleted.
+
+        A handler of dead letters has none: what it gives up stays where it is.
+        """
+        return self.drop and not self.reads_letters
 
     @property
     def control(self) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from retryapp.core.durations import MAX_DURATION_MS, duration_text, parse_duration_ms
-from retryapp.core.errors import ConfigurationError, InvalidDurationError, PicklableError, shown
+from retryapp.core.errors import ConfigurationError, InvalidDurationError, PicklableError, RetryAppError, shown
 from retryapp.core.metadata import MAX_EPOCH_MS
 
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
@@ -24,6 +24,19 @@ class InvalidInstantError(InvalidDurationError):
             self,
             f"RetryLater(at={shown(value)}): {problem}. Write at=datetime.now(UTC) + timedelta(hours=1), with "
             f"`from datetime import UTC, datetime, timedelta`, or seconds since 1970",
+        )
+
+
+class BrokenVerdictError(RetryAppError):
+    """A subclass of a verdict asks for no usable wait: a failure as any, with the wait of the policy."""
+
+    def __init__(self, verdict: str, problem: str) -> None:
+        """Args: verdict: qualified name of its class. problem: what is wrong with its wait."""
+        self.verdict = verdict
+        self.problem = problem
+        super().__init__(
+            f"{verdict} says no wait in whole milliseconds ({problem}), so that of the policy counts. Have the "
+            f'subclass pass its wait on: super().__init__(after="90s")'
         )
 
 

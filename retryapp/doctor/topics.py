@@ -22,7 +22,8 @@ def judge_plan(plan: Plan) -> Iterator[Finding]:
         fine = [step for step in steps if step.action is Action.OK]
         if fine:
             seen = f"{len(fine)} of {len(steps)} ok, {counted(steps[0].partitions or 0, 'partition')}"
-            yield ok(name, seen, "names, partitions, clean-up, retention, sizes, replicas as in 'retryapp plan'")
+            expected = "names, partitions, clean-up, retention, sizes, replicas as in 'retryapp plan -A MODULE'"
+            yield ok(name, seen, expected)
         if missing:
             seen, remedy = f"missing: {', '.join(missing)}", "A worker creates them when it starts"
             if any(step.topic != main and step.action is not Action.CREATE for step in steps):  # so workers have run
@@ -31,7 +32,7 @@ def judge_plan(plan: Plan) -> Iterator[Finding]:
                     name, seen, why=why, remedy=f"Create them now: 'retryapp topics create -A MODULE'. {remedy}"
                 )
             else:
-                yield note(name, seen, remedy=f"{remedy}; 'retryapp topics create' does too")
+                yield note(name, seen, remedy=f"{remedy}; 'retryapp topics create -A MODULE' does too")
         for step in steps:
             yield from _refused(step)
 
@@ -88,8 +89,8 @@ def judge_unread(main: str, ages_ms: Mapping[int, int], retention_ms: int) -> Fi
         f"the oldest is {_length(max(ages_ms.values()))} old, in partition {numbers(sorted(ages_ms))}",
         expected=f"all read within {_length(retention_ms // 2)}, half of its retention.ms",
         why=f"the topic deletes records after {_length(retention_ms)}, read or not",
-        remedy="See what holds them back: a pause, an outage, a stopped sequence ('retryapp pending list'), a lane"
-        " that is closed, too few workers. For more time, raise it: kafka-configs.sh --alter "
+        remedy="See what holds them back: a pause, an outage, a stopped sequence ('retryapp pending list -A MODULE "
+        f"--topic {main}'), a lane that is closed, too few workers. For more time, raise it: kafka-configs.sh --alter "
         f"--topic {main} --add-config retention.ms=...",
     )
 

@@ -111,7 +111,7 @@ def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_repli
             str(state.replication),
             f"{SAFE_REPLICATION} or more",
             f"{brokers} brokers could keep {SAFE_REPLICATION} copies; losing {state.replication} would lose what waits",
-            "Add copies with kafka-reassign-partitions.sh, or allow low replication (--allow-low-replication)",
+            "Add copies with kafka-reassign-partitions.sh, or accept it: Retries(app, allow_low_replication=True)",
         )
     for setting, want in spec.config.items():
         if setting not in SERVES or (allow_low_replication and setting == "min.insync.replicas"):

@@ -61,4 +61,5 @@ def with_dead_letters(topology: HandlerTopology, names: Iterable[str]) -> Handle
 
 
 def _main(name: str, prefix: str, suffix: str) -> str:
-    return name.removeprefix(prefix).removesuffix(suffix) if name.endswith(suffix) else ""
+    rest = name.removeprefix(prefix)  # of another program's topic `billing.dlq` only `dlq`: it has no main topic
+    return rest.removesuffix(suffix) if rest.endswith(suffix) else ""

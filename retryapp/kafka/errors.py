@@ -32,8 +32,8 @@ class OlderVersionHiddenError(AccessDeniedError):
 
     advice = (
         ". What waits there would never come back, so every start of a later version= looks. Grant this login Describe "
-        "and Read on that topic, even if it does not exist ('retryapp plan --acls' prints the rights of the present "
-        "version only)"
+        "and Read on that topic, even if it does not exist ('retryapp plan -A MODULE --acls' prints the rights "
+        "of the present version only)"
     )
 
 

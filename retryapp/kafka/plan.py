@@ -192,7 +192,7 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
         raise ReplicationTooLowError(
             f"default.replication.factor={default} on {brokers} brokers: losing {default} would lose the records that "
             f"wait; set default.replication.factor=3 on the brokers, or accept it: Retries(app, "
-            f"allow_low_replication=True), or --allow-low-replication of 'retryapp topics create'"
+            f"allow_low_replication=True)"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from retryapp.core import marks
 from retryapp.core.errors import DamagedCommandError
@@ -25,6 +25,7 @@ from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_together
 
+C = TypeVar("C", HandlerCommand, JobCommand)
 _TAIL_OFFSETS: Final = 2_000  # a transaction ends with the record that is looked for
 
 
@@ -40,30 +41,22 @@ class Known(NamedTuple):
     """What the partitions of a handler remember, and what waits for a worker of them."""
 
     steerings: dict[int, Steering]
-    queued: dict[int, list[Queued]]
+    queued: dict[int, list[Queued[HandlerCommand]]]
     """By partition the commands about the handler that no worker has obeyed yet, in order.
 
     Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
     """
-    starts: dict[str, dict[int, QueuedStart]]
+    starts: dict[str, dict[int, Queued[JobCommand]]]
     """By job and partition: its start, where no worker has obeyed it and nobody has cancelled it.
 
     Without them a job that has ended on all others would look as if it were over.
     """
 
 
-class Queued(NamedTuple):
-    """A command about a handler that waits for a worker of its partition."""
+class Queued(NamedTuple, Generic[C]):
+    """A command that waits for a worker of its partition."""
 
-    command: HandlerCommand
-    sent_ms: int
-    """By the broker's time."""
-
-
-class QueuedStart(NamedTuple):
-    """The start of a job that waits for a worker of its partition."""
-
-    command: JobCommand
+    command: C
     sent_ms: int
     """By the broker's time."""
 
@@ -72,14 +65,14 @@ def remembered_and_queued(connection: KafkaConnection, topology: HandlerTopology
     """Return the same, and the commands about the handler and starts of jobs that no worker has obeyed yet."""
     progress = _progress(connection, topology)
     steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
-    queued, starts = dict[int, list[Queued]](), dict[str, dict[int, QueuedStart]]()
+    queued, starts = dict[int, list[Queued[HandlerCommand]]](), dict[str, dict[int, Queued[JobCommand]]]()
     for record in _not_obeyed(connection, topology, progress, steerings):
         with suppress(DamagedCommandError):  # a worker refuses it
             command = decode_command(record.value)
             if isinstance(command, HandlerCommand):
                 queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
             elif isinstance(command, JobCommand) and command.verb is JobVerb.START:
-                starts.setdefault(command.job, {})[record.partition] = QueuedStart(command, record.timestamp_ms)
+                starts.setdefault(command.job, {})[record.partition] = Queued(command, record.timestamp_ms)
             elif isinstance(command, JobCommand) and command.verb is JobVerb.CANCEL:
                 starts.get(command.job, {}).pop(record.partition, None)
     return Known(steerings, dict(sorted(queued.items())), starts)

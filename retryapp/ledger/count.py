@@ -23,7 +23,7 @@ from typing import Final
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.text import counted
-from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Journey, Problem, follow, kept_since
+from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Journey, Problem, follow, kept_since, may_be_dead
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
 _STATION_TEXTS: Final = {
@@ -119,7 +119,6 @@ class PartitionCount:
         self._next_range = 0
 
     def tell(self, told: Told) -> None:
-        """Take the contents of one record of our topics."""
         if told.nobody is not None:
             self._nobody.append((told.trace, told.nobody))
         elif told.topic_id == self._topic_id:
@@ -158,7 +157,6 @@ class PartitionCount:
             self._problem(Fault.OFFSETS, text)
 
     def judge(self, cut: Cut) -> None:
-        """Follow every record that has left a trace."""
         self._cut, self._shown_from_ms = cut, cut.shown_from_ms
         ahead: list[tuple[int, Trace]] = []
         while self._traces:
@@ -255,8 +253,12 @@ class PartitionCount:
             if not self._cut.keeps((*self._topics.dlqs, self._topics.events), told.from_ms):
                 self.balance.unknown += missing
                 return
-            self.balance.lost += missing
             text = f"{counted(expected, 'record')} {came} in {where}, {traced} left a trace"
+            if letters := self._cut.missing_letters:
+                self.balance.unknown += missing
+                self._problem(Fault.MISSING, f"{text}; {may_be_dead(letters)}", where=(each.where,))
+                return
+            self.balance.lost += missing
             self._problem(Fault.LOST, text, where=(each.where,))
         elif traced > expected:
             text = f"{counted(expected, 'record')} {came} in {where}, {traced} with traces of a failure"

@@ -76,6 +76,8 @@ class Fault(StrEnum):
     """The committed offset is missing, or past the end of its topic."""
     COUNTS = "counts"
     """What workers have counted differs."""
+    MISSING = "missing"
+    """It has no end, and the topic that may have had it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Cut:
     """What is below these offsets was published before the moment; of the changelog 0."""
     kept_from_ms: Sequence[float]
     """What the broker took after these times it still keeps; `WHOLE` where it keeps all, infinity where nothing."""
+    missing_letters: str = ""
+    """Dead-letter topic that is not there, where it is not known whether the handler has one; empty: it is known."""
 
     def sure(self, trace: Trace) -> bool:
         """Return whether a copy was certainly published before the moment."""
@@ -261,7 +265,15 @@ def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
     if not cut.keeps((*cut.topics.dlqs, cut.topics.events), last.timestamp_ms):
         return Journey(Fate.UNKNOWN, last)
     was = "was held" if last.station is Station.HELD else "failed"
+    if cut.missing_letters:
+        text = f"it {was}, and is neither pending nor done; {may_be_dead(cut.missing_letters)}"
+        return Journey(Fate.UNKNOWN, last, [(Fault.MISSING, (last,), text)])
     return Journey(Fate.LOST, last, [(Fault.LOST, (last,), f"it {was}, and is neither pending nor done nor dead")])
+
+
+def may_be_dead(letters: str) -> str:
+    """Return what is said of records without an end whose dead-letter topic is not there."""
+    return f"a dead letter may have been on {letters}, which is not there"
 
 
 def _is_next(before: Trace, trace: Trace) -> bool:
@@ -283,6 +295,8 @@ def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, 
             continue
         replayed = trace.station is Station.RETRY and trace.attempt == 0 and trace.replays > 0
         missing: Sequence[int] = cut.topics.dlqs if replayed else cut.topics.retry
+        if not missing:  # there is no dead-letter topic any more
+            continue
         if trace.step == (1, Station.SUCCEEDED):  # only a held record has a trace before the end of its first delivery
             missing = (cut.topics.events,)
         # a row's copy is of its own transaction; of the others only a whole topic proves anything

@@ -41,6 +41,8 @@ class Ledger:
     """Records of the events topic of an unknown type."""
     forgotten: tuple[int, ...] = ()
     """Partitions whose committed offset the broker has expired; it was taken from the changelog."""
+    missing_letters: str = ""
+    """Dead-letter topic that is not there, where it is not known whether the handler has one."""
 
     @property
     def total(self) -> Balance:
@@ -56,20 +58,26 @@ def take_ledger(
     connection: KafkaConnection,
     topology: HandlerTopology,
     *,
+    by_names: bool = False,
     since_ms: int | None = None,
     on_step: OnStep | None = None,
 ) -> Ledger:
     """Count a handler's records, while its workers run or rest; existing retry topics of other delays count too.
 
-    With `since_ms`, what was received before the main topic's first record of this time or later is left out. `on_step`
-    gets what is read or waited for.
+    Args:
+        connection: the cluster.
+        topology: the handler's topics.
+        by_names: they were found by their names, without the app (`find_handlers`): a dead-letter topic that is not
+            there was deleted, or the handler has none, and records without an end are unknown, not lost.
+        since_ms: what was received before the main topic's first record of this time or later is left out.
+        on_step: gets what is read or waited for.
 
     Raises:
         TopicMissingError: one of the topics is not there.
         BrokerUnreachableError, AccessDeniedError: they cannot be read.
         OpenTransactionError: a transaction does not end.
     """
-    return _Taking(connection, topology, since_ms, on_step).take()
+    return _Taking(connection, topology, since_ms, on_step, by_names).take()
 
 
 @dataclass(slots=True)
@@ -78,6 +86,7 @@ class _Taking:
     topology: HandlerTopology
     since_ms: int | None
     on_step: OnStep | None
+    by_names: bool
     positions: Positions = field(init=False)
     topics: Topics = field(init=False)
     states: Mapping[str, TopicState] = field(init=False)
@@ -119,7 +128,13 @@ class _Taking:
             problems=tuple(problem for count in self.counts.values() for problem in count.problems),
             unread_events=self.unread_events,
             forgotten=self.forgotten,
+            missing_letters=self.missing_letters,
         )
+
+    @property
+    def missing_letters(self) -> str:
+        topology = self.topology
+        return topology.dlq if self.by_names and topology.may_lack_letters else ""
 
     def _find_topics(self) -> None:
         topology, there = self.topology, self.positions.topic_names()
@@ -234,6 +249,7 @@ class _Taking:
                     settled=decode_settled(self.settled.get(number, ""), committed),
                     floor=[bounds.floor.get((name, number), 0) for name in topics.names],
                     kept_from_ms=kept,
+                    missing_letters=self.missing_letters,
                 )
             )
             end = bounds.end[topics.main, number]

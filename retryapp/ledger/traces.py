@@ -160,7 +160,6 @@ class Told:
 
 
 def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Told:
-    """Read a record of a retry or dead-letter topic."""
     if station is Station.DEAD and is_mark(record.headers):
         return _told_by_mark(record, topic, topics)
     return _told(record.headers, record.partition, station, (topic, record.offset, record.timestamp_ms), topics)

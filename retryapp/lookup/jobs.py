@@ -30,7 +30,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
-from retryapp.kafka.remembered import QueuedStart, remembered, remembered_and_queued
+from retryapp.kafka.remembered import Queued, remembered, remembered_and_queued
 from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
 from retryapp.lookup.reading import Reading
@@ -132,7 +132,11 @@ def passed(part: Part) -> int:
 
 
 def part_facts(part: Part) -> dict[str, Any]:
-    """Return a part, or parts in one, as JSON has it; `passed`: how many of the refused stay as the preview said."""
+    """Return a part, or parts in one, as JSON has it.
+
+    `passed`: how many of the refused stay as the preview said. `failed_again`: of so many `outcomes` of replays as the
+    workers that have the partitions have seen; None: of none.
+    """
     taken = part.done + part.refused.total() - passed(part)
     return {
         "verb": part.verb,
@@ -145,6 +149,8 @@ def part_facts(part: Part) -> dict[str, Any]:
         "paused": part.paused or None,
         "by": part.by,
         "why": part.why,
+        "outcomes": part.outcomes,
+        "failed_again": part.failed_again if part.outcomes else None,
     }
 
 
@@ -227,7 +233,7 @@ def progress_of(connection: KafkaConnection, topology: HandlerTopology, now_ms: 
     return found
 
 
-def _as_begun(start: QueuedStart) -> Part:
+def _as_begun(start: Queued[JobCommand]) -> Part:
     command = start.command
     verb = "" if command.part is None else command.part.verb
     return Part(job=command.job, verb=verb, by=command.by, why=command.why, since_ms=start.sent_ms)
@@ -235,15 +241,23 @@ def _as_begun(start: QueuedStart) -> Part:
 
 def summed(parts: Mapping[int, Part]) -> Part:
     """Return a job as one part: it goes on while one of its parts does."""
-    whole = next(iter(parts.values())).model_copy(update={"refused": Counter(), "looked": 0, "done": 0, "at": {}})
+    none = {"refused": Counter(), "looked": 0, "done": 0, "at": {}, "outcomes": 0, "failed_again": 0}
+    whole = next(iter(parts.values())).model_copy(update=none)
     for part in parts.values():
         whole.refused += part.refused
         whole.looked += part.looked
         whole.done += part.done
-    order = ("running", "paused", "cancelled", "ended")
-    whole.state = min((part.state for part in parts.values()), key=lambda state: order.index(state))
+        whole.outcomes += part.outcomes
+        whole.failed_again += part.failed_again
+    whole.state = min((part.state for part in parts.values()), key=_rank)
     whole.paused = "; ".join(dict.fromkeys(part.paused for part in parts.values() if part.paused))
     return whole
+
+
+def _rank(state: str) -> int:
+    """Return what sorts the states of parts: the first one is that of the whole; one of a newer build goes on."""
+    over = (PartState.CANCELLED, PartState.ENDED)
+    return 2 + over.index(state) if state in over else int(state != PartState.RUNNING)
 
 
 class Refused(NamedTuple):

@@ -123,7 +123,6 @@ class _Count:
         """Causes by number."""
 
     def take(self, record: Record) -> None:
-        """Count a record of a dead-letter topic."""
         self.found.looked += 1
         if is_mark(record.headers):
             mark = mark_of(record.headers, record.value)

@@ -46,6 +46,7 @@ from retryapp.core.rows import (
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, fold_changelog, read_topic
 from retryapp.lookup.decoding import KEY, VALUE, Decoding, Searching, Show, undecoded
+from retryapp.lookup.failures import failures_of, has_failed
 from retryapp.lookup.payloads import header_text, utf8_text
 from retryapp.ports import DeadEntry, PendingEntry
 
@@ -54,7 +55,7 @@ Facts = dict[str, Any]
 Marks = dict[tuple[str, int, int], MarkKind]
 """What has become of dead letters, by topic, partition and offset: by a command, or by their handler."""
 
-_SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
+_SUMMARY = ("failure_id", "attempt", "replays", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
 _INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "last_failed_ms", "damaged", "offset",
             "replays", "mark", "job")  # fmt: skip
 _VALUELESS: Final = {DeadReason.DAMAGED, DeadReason.GONE, DeadReason.TOO_LARGE}
@@ -158,7 +159,10 @@ def dead_summary(entry: DeadEntry) -> Facts:
 
 def dead_detail(entry: DeadEntry, headers: Headers) -> Facts:
     """Return one dead letter with its headers, which like key and value are read from the topic."""
-    return {**_detail(headers, entry.row.damaged), **dead_summary(entry), **_whole_type(headers)}
+    detail = {**_detail(headers, entry.row.damaged), **dead_summary(entry), **_whole_type(headers)}
+    if detail["failures"] is not None and detail["failures"]["first_ms"] is None:
+        detail |= dict.fromkeys(("first_failed_ms", "last_failed_ms"))
+    return detail
 
 
 def _whole_type(headers: Headers) -> Facts:
@@ -210,8 +214,10 @@ def _summary(headers: Headers, damaged: str | None) -> Facts:
     metadata, problem = _metadata(headers)
     facts: Facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
     facts |= dict.fromkeys(("message", "cause", "cause_id"))
+    if metadata is not None and not has_failed(metadata):
+        facts |= dict.fromkeys(("first_failed_ms", "last_failed_ms"))
     if metadata is not None and metadata.held:
-        facts |= dict.fromkeys(("error_type", "first_failed_ms", "last_failed_ms"))
+        facts["error_type"] = None
     elif metadata is not None:
         facts["message"] = metadata.error_message[:MAX_MESSAGE_CHARS]
         facts["cause"] = cause_name(metadata.error_type, None, metadata.error_message)
@@ -230,9 +236,15 @@ def _detail(headers: Headers, damaged: str | None) -> Facts:
     return {
         **_summary(headers, damaged),
         "metadata": asdict(metadata) if metadata else None,
+        "failures": _failures(metadata) if metadata else None,
         "headers": [{"name": _shown(name), "value": header_text(value)} for name, value in unshield(foreign)],
         "retry_headers": [{"name": name, "value": header_text(value)} for name, value in ours],
     }
+
+
+def _failures(metadata: RetryMetadata) -> Facts:
+    failures = failures_of(metadata)
+    return {**failures._asdict(), "attempts": [each._asdict() for each in failures.attempts]}
 
 
 def _shown(name: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -31,13 +31,12 @@ from pyspark.sql import types as T
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
-from retryapp.pipeline.gaps import Gaps, gap_id
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
+from retryapp.pipeline.kafka_source import java_options, read_range
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import CUT_OFF, IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
-from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS, to_frame
-from retryapp.pipeline.security import java_options
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.state import WRITER, State, read_state
 from retryapp.pipeline.tables import Tables
@@ -122,23 +121,25 @@ class Archive:
                 group=self.group, run_id=run_id, topics=len(look.lives), cut=look.positions, gaps=look.gaps,
                 new_lives=look.fresh,
             )  # fmt: skip
-            if look.has_news:
-                for _ in self._batches(look, done, stopped):
+            batches = self._batches(look, done, stopped) if look.has_news else iter(())
+            try:
+                for _ in batches:
                     done.elapsed_ms = self._now_ms() - began_ms
                     if on_progress is not None:
                         on_progress(done)
+            except (PySparkException, Py4JJavaError):  # a supervisor signals all processes: Python workers end too
+                if not stopped.is_set():
+                    raise
+                done.interrupted = True
         done.elapsed_ms = self._now_ms() - began_ms
         return done
 
     def _look(self) -> Look:
         """Look the topics up; that one is shorter than what was archived is news once."""
         look = look_up(self._tables, self._admin, self.group)
-        if not any(gap.reason == CUT_OFF for gap in look.gaps):
-            return look
-        known = {row["gap"] for row in self._gaps.rows()}
-        names = [gap_id(gap.row(look.cluster_id, "", 0)) for gap in look.gaps]
-        news = [gap for gap, name in zip(look.gaps, names, strict=True) if gap.reason != CUT_OFF or name not in known]
-        return replace(look, gaps=tuple(news))
+        rows = ((gap, gap.row(look.cluster_id, "", 0)) for gap in look.gaps)
+        news = tuple(gap for gap, row in rows if gap.reason != CUT_OFF or not self._gaps.has(row))
+        return replace(look, gaps=news)
 
     def _batches(self, look: Look, done: Archived, stopped: threading.Event) -> Iterator[None]:
         """Write what there is, and yield after each batch; the first one may have no rows, only lives and gaps."""
@@ -146,14 +147,12 @@ class Archive:
         state, erased = look.state, self._erasures.reach()
         begin, end = next_ranges(done.cut, look.ends, self._rows_per_batch)
         while begin or not done.batches:
+            if stopped.is_set():
+                done.interrupted = True
+                return
             reached = {**done.cut, **end}
             after = state.after(self.group, look.lives_at(reached), look.cluster_id, done.run_id)
-            done.interrupted = stopped.is_set()
-            if not done.interrupted:
-                with _interrupted_by(stopped, done):
-                    state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
-            if done.interrupted:
-                return
+            state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
             done.cut = reached
             if not done.batches:
                 self._tables.check_shared()
@@ -164,8 +163,7 @@ class Archive:
             done.behind = sum(look.ends[place] - position for place, position in begin.items())
             yield
         if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY:
-            with _interrupted_by(stopped, done):
-                self._tables.join_small_files()
+            self._tables.join_small_files()
 
     def _commit(self, after: State, rows: DataFrame) -> State:
         """Append rows and the state after them, in one commit; return that state as the table has it."""
@@ -179,9 +177,18 @@ class Archive:
     def _rows(self, look: Look, begin: Offsets, end: Offsets, run_id: str, erased: Mapping[str, int]) -> DataFrame:
         if not begin:  # only lives and gaps are news
             return self._spark.createDataFrame([], RECORDS)
+        made = {
+            "cluster_id": F.lit(look.cluster_id),
+            "timestamp_ms": F.unix_millis("timestamp"),
+            # in no zone but UTC
+            "date": F.date_from_unix_date(F.expr("int(floor(unix_millis(timestamp) / 86400000))")),
+            "key_hash": self._lake.key_hash(F.col("key")),
+            "run_id": F.lit(run_id),
+        }
         records = read_range(self._spark, self._connection, begin, end)
-        rows = archive_rows(records, self._topics_frame(look), salt=self._lake.salt, run_id=run_id)
-        return without_erased(rows, erased)
+        known = records.join(F.broadcast(self._topics_frame(look)), on="topic", how="inner").withColumns(made)
+        columns = (F.col(field.name).alias(field.name, metadata=field.metadata) for field in RECORDS)
+        return without_erased(known.select(*columns), erased)
 
     def _note_gaps(self, gaps: Iterable[Gap], cluster_id: str, run_id: str) -> None:
         for gap in gaps:
@@ -190,29 +197,14 @@ class Archive:
     def _topics_frame(self, look: Look) -> DataFrame:
         columns = [field for field in RECORDS if field.name in _OF_LIFE]
         values = [tuple(getattr(life, field.name) for field in columns) for life in look.lives]
-        topics = to_frame(self._spark, values, T.StructType(columns))
-        return topics.withColumn("cluster_id", F.lit(look.cluster_id))
+        return to_frame(self._spark, values, T.StructType(columns))
 
     def _check_unchanged(self, look: Look, begin: Offsets, end: Offsets, run_id: str) -> None:
         """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
-        read = [life for life in look.lives if any(place[0] == life.topic for place in begin)]
-        now = self._admin.describe_topics([life.topic for life in read]) if read else {}
-        for life in read:
-            state = now.get(life.topic)
-            if state is None or state.topic_id == life.topic_id:
-                continue
-            places = [place for place in begin if place[0] == life.topic]
-            doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
-            self._note_gaps(doubts, look.cluster_id, run_id)
-            raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
-
-
-@contextmanager
-def _interrupted_by(stopped: threading.Event, done: Archived) -> Iterator[None]:
-    """Take what fails in Spark after a signal as interrupted: a supervisor ends Python workers too."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError):
-        done.interrupted = stopped.is_set()
-        if not done.interrupted:
-            raise
+        now = self._admin.describe_topics({topic for topic, _ in begin}) if begin else {}
+        for life in look.lives:
+            if life.topic in now and now[life.topic].topic_id != life.topic_id:
+                places = [place for place in begin if place[0] == life.topic]
+                doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
+                self._note_gaps(doubts, look.cluster_id, run_id)
+                raise TopicChangedError(life.topic, life.topic_id, now[life.topic].topic_id, run_id)

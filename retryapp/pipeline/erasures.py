@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -50,34 +50,21 @@ class Erasures:
         self._put(erasure, ended_ms)
 
     def reach(self) -> dict[str, int]:
-        """Return until when records of each erased key are not kept."""
-        return {each.key_hash: each.erased_ms for each, is_end in sorted(self._named()) if not is_end}
+        """Return until when records of each erased key are not kept; by the facts' names, which may be thousands."""
+        reached: dict[str, int] = {}
+        for name in self._facts.names(ERASURES_TABLE):
+            key_hash, erased_ms, *_ = name.split(fact_name(" "))
+            reached[key_hash] = max(int(erased_ms), reached.get(key_hash, 0))
+        return reached
 
     def open(self) -> tuple[Erasure, ...]:
         """Return those that have not ended, by time; of each key the farthest, which covers the others."""
-        begun: dict[str, Erasure] = {}
-        ends: dict[str, list[Erasure]] = {}
-        for each, is_end in sorted(self._named()):
-            if is_end:
-                ends.setdefault(each.key_hash, []).append(each)
-            else:
-                begun[each.key_hash] = each
-        return tuple(sorted(each for key, each in begun.items() if not self._has_ended(each, ends.get(key, []))))
-
-    def _has_ended(self, erasure: Erasure, ends: list[Erasure]) -> bool:
-        later = (end for end in ends if end.erased_ms >= erasure.erased_ms)
-        return any(self._facts.get(ERASURES_TABLE, fact_name(_name(end, is_end=True))) for end in later)
-
-    def _named(self) -> list[tuple[Erasure, bool]]:
-        """Return each fact's erasure, and whether it is the end; by the names, for there may be thousands."""
-        found = []
-        for name in self._facts.names(ERASURES_TABLE):
-            key_hash, erased_ms, *end = name.split(fact_name(" "))
-            found.append((Erasure(int(erased_ms), key_hash), bool(end)))
-        return found
+        farthest = sorted(Erasure(erased_ms, key_hash) for key_hash, erased_ms in self.reach().items())
+        ends = ((each, fact_name(_name(each, is_end=True))) for each in farthest)
+        return tuple(each for each, end in ends if not self._facts.get(ERASURES_TABLE, end))
 
     def _put(self, erasure: Erasure, ended_ms: int | None) -> None:
-        row = {"key_hash": erasure.key_hash, "erased_ms": erasure.erased_ms, "ended_ms": ended_ms}
+        row = {**asdict(erasure), "ended_ms": ended_ms}
         self._facts.put(ERASURES_TABLE, _name(erasure, is_end=ended_ms is not None), row)
 
 

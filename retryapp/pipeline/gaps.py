@@ -26,6 +26,9 @@ class Gaps:
         """Note a gap; one that is found twice is one."""
         self._facts.put(GAPS_TABLE, gap_id(row), row)
 
+    def has(self, row: Mapping[str, Any]) -> bool:
+        return bool(self._facts.get(GAPS_TABLE, gap_id(row)))
+
     def rows(self) -> list[dict[str, Any]]:
         """Return all gaps, with ``gap`` (12 hex digits), ``acknowledged_ms`` and ``note`` (None: not acknowledged)."""
         known = {row["gap"]: row for row in self._facts.rows(_ACKNOWLEDGED)}
@@ -53,7 +56,6 @@ class Gaps:
 
 
 def gap_text(row: Mapping[str, Any]) -> str:
-    """Return what is missing, and why."""
     place, begin, end = f"{row['topic']}[{row['partition']}]", row["from_offset"], row["to_offset"]
     if begin is None:
         return f"{place} {SHORTER.format(end)}"

@@ -22,9 +22,8 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 
-from retryapp.pipeline.errors import HeldError, LakeUnusableError
+from retryapp.pipeline.errors import HeldError, LakeUnusableError, problem_of
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import problem_of
 from retryapp.pipeline.lake import Lake
 
 ANALYSIS_HOLD: Final = "analyse"  # held by an analysis, from its cut to its last table

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
-from retryapp.pipeline.failures import problem_of
+from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError, problem_of
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -38,8 +38,11 @@ class Lake:
     files: Files  # of its file system
 
     def table(self, name: str) -> str:
-        """Return a table's URI."""
         return f"{self.uri}/{name}"
+
+    def key_hash(self, key: Column) -> Column:
+        """Return the salted SHA-256 of a binary column, in hex; null for null."""
+        return F.sha2(F.concat(F.unhex(F.lit(self.salt)), key), 256)
 
     @property
     def id(self) -> str:

@@ -63,15 +63,10 @@ def stations_of(
     found = {}
     for name in names:
         for topology in topologies:
-            role = _role(topology, name)
-            if role is not None:
-                found[name] = (topology, role)
+            if name == topology.events:
+                found[name] = (topology, TopicRole.EVENTS)
+            elif topology.is_dlq(name):
+                found[name] = (topology, TopicRole.DLQ)
+            elif topology.retry_delay_ms(name) is not None:
+                found[name] = (topology, TopicRole.RETRY)
     return found
-
-
-def _role(topology: HandlerTopology, name: str) -> TopicRole | None:
-    if name == topology.events:
-        return TopicRole.EVENTS
-    if topology.is_dlq(name):
-        return TopicRole.DLQ
-    return None if topology.retry_delay_ms(name) is None else TopicRole.RETRY

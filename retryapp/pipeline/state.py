@@ -63,7 +63,8 @@ class State:
 def read_state(tables: Tables) -> State:
     """Return how far the archive has come."""
     if not tables.exists():
-        tables.check_never_made()
+        if tables.files.exists(tables.lake.made_mark):  # an empty one in its place would hide what was lost
+            raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is gone", tables.lake.made_mark)
         return State()
     head = upto = None
     for commit in tables.commits():
@@ -108,15 +109,13 @@ def _restored_to(commit: Mapping[str, Any]) -> int | None:
 def _state_of_rows(records: DataFrame, sequence: int) -> State:
     """Return what the rows say; no commit has had a sequence beyond the table's version and one."""
     identity = ("cluster_id", "topic", "topic_id", "epoch", "group", "main", "station")
-    found = records.groupBy(*identity, "partition").agg((F.max("offset") + 1).alias("next")).collect()
-    lives: dict[str, dict[str, Any]] = {}
-    nexts: dict[tuple[str, str], dict[int, int]] = {}
-    for row in sorted(found, key=lambda row: row["epoch"]):
-        lives[row["topic"]] = {name: row[name] for name in identity[1:]}
-        nexts.setdefault((row["topic"], row["topic_id"]), {})[row["partition"]] = row["next"]
-    made = []
-    for life in lives.values():
-        ends = nexts[life["topic"], life["topic_id"]]
-        made.append(Life(**life, next=tuple(ends.get(number) for number in range(max(ends) + 1))))
+    ends = records.groupBy(*identity, "partition").agg((F.max("offset") + 1).alias("next"))
+    by_partition = F.map_from_entries(F.collect_list(F.struct("partition", "next"))).alias("next")
+    found = ends.groupBy(*identity).agg(by_partition).collect()
+    last = {row["topic"]: row for row in sorted(found, key=lambda row: row["epoch"])}
+    lives = []
+    for row in last.values():
+        nexts = (row["next"].get(number) for number in range(max(row["next"]) + 1))
+        lives.append(Life(**{name: row[name] for name in identity[1:]}, next=tuple(nexts)))
     cluster_id = max((row["cluster_id"] for row in found), default=None)
-    return State(cluster_id=cluster_id, sequence=sequence, lives=tuple(made))
+    return State(cluster_id=cluster_id, sequence=sequence, lives=tuple(lives))

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import DataFrame
 
-from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
+from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError
 from retryapp.pipeline.lake import Lake, literal
 from retryapp.pipeline.schemas import RECORDS
 
@@ -27,7 +27,6 @@ _PROPERTIES: Final = {
     "delta.autoOptimize.optimizeWrite": "true",  # a file for each day of a batch, however many tasks read it
     "delta.logRetentionDuration": "interval 7 days",  # a round a minute is 1,440 commits a day
 }
-MOST_COMMITS: Final = 100  # from which a table is read by Delta, not by the files in its log
 
 
 class Tables:
@@ -37,28 +36,12 @@ class Tables:
         self.lake = lake
         self.files = lake.files
         self._log = f"{lake.table(RECORDS_TABLE)}/_delta_log"
-        self._is_current = False
 
     def append(self, rows: DataFrame, **options: str) -> None:
-        """Add rows in one commit. The first one makes the table; one of a former version gets what it lacks."""
-        place = self.lake.table(RECORDS_TABLE)
-        if not self._is_current and self.exists():
-            self._add_properties(quoted(place))
-        self._is_current = True
+        """Add rows in one commit. The first one makes the table; one of a former version gets the columns it lacks."""
         writer = rows.write.format("delta").mode("append").partitionBy("date")
-        writer.options(mergeSchema="true", **_PROPERTIES, **options).save(place)
+        writer.options(mergeSchema="true", **_PROPERTIES, **options).save(self.lake.table(RECORDS_TABLE))
         self.files.create(self.lake.made_mark, "{}")
-
-    def _add_properties(self, table: str) -> None:
-        """Set the properties that a former version's table does not have; what somebody set stays."""
-        known = {row["key"] for row in self.lake.spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
-        if lacking := [f"'{name}' = '{value}'" for name, value in _PROPERTIES.items() if name not in known]:
-            self.lake.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(lacking)})")
-
-    def check_never_made(self) -> None:
-        """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
-        if self.files.exists(self.lake.made_mark):
-            raise TableReplacedError(self.lake.table(RECORDS_TABLE), "it is gone", self.lake.made_mark)
 
     def join_small_files(self) -> None:
         """Rewrite the small files of each day as one.
@@ -94,27 +77,20 @@ class Tables:
             }
             version -= 1
 
-    def added_between(self, since: Sequence[int] | None, until: Sequence[int]) -> list[str] | None:
+    def added_between(self, since: Sequence[int], until: Sequence[int]) -> list[str] | None:
         """Return the URIs of the files with the rows that came after one commit and up to another (see ``place_of``).
 
-        ``since`` None: all rows. None where files do not tell: rows were changed or removed meanwhile, a file or a part
-        of the log is gone, or all of a log that is longer than ``MOST_COMMITS`` would have to be read.
+        None where files do not tell: rows were changed or removed meanwhile, or a file or a part of the log is gone.
         """
-        if since is None and until[0] > MOST_COMMITS:
-            return None
         added: list[str] = []
         for commit in self.commits():
             if place_of(commit) == since:
-                break
+                return added if all(map(self.files.exists, added)) else None
             if commit["version"] <= until[0]:
                 if commit["removed"]:
                     return None
                 added += commit["added"]
-            if since is None and not commit["version"]:
-                break
-        else:
-            return None
-        return added if all(map(self.files.exists, added)) else None
+        return None
 
     def _commit(self, version: int) -> str:
         return f"{self._log}/{version:020}.json"

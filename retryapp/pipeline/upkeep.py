@@ -29,7 +29,6 @@ from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.read import key_hash
 from retryapp.pipeline.schemas import struct, to_frame
 from retryapp.pipeline.session import setting
 from retryapp.pipeline.state import read_state
@@ -118,7 +117,7 @@ class Upkeep:
     def _delete(self, erasure: Erasure) -> int:
         """Delete the rows of a key, and events and marks of its records, whose key is the failure id; count them."""
         ours = self._tables.read().where(erasure.predicate)
-        of_records = ours.select(key_hash(F.encode(F.expr(_FAILURE_ID), "UTF-8"), self._lake.salt).alias("hash"))
+        of_records = ours.select(self._lake.key_hash(F.encode(F.expr(_FAILURE_ID), "UTF-8")).alias("hash"))
         of_key = to_frame(self._spark, [(erasure.key_hash,)], struct("hash string"))
         of_key.union(of_records).distinct().createOrReplaceTempView(_ERASED)
         is_about = f"hash <> '{erasure.key_hash}'"
@@ -163,5 +162,5 @@ class Upkeep:
 
 
 def hash_key(key: bytes, salt: str) -> str:
-    """Return a key's hash as the archive has it; see ``read.key_hash``."""
+    """Return a key's hash as the archive has it; see ``Lake.key_hash``."""
     return hashlib.sha256(bytes.fromhex(salt) + key).hexdigest()

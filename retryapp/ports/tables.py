@@ -45,13 +45,23 @@ class PendingTable(LocalTable, Protocol):
         *,
         max_bytes: int | None = None,
         most: Mapping[int, int] = {},
+        aside: bool = True,
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """Return rows `(key, value)` that are due and not `claimed`, in due order, and the next row's `due_at_ms`.
 
         At most `limit` rows with values of at most `max_bytes` in all, but at least one row; of a queue
-        (`core.row_keys`) no more than `most` says. The next row is the first that is neither returned nor claimed, nor
-        in a queue of which there may be no more; None without one.
+        (`core.row_keys`) no more than `most` says; without `aside` none that was put aside. The next row is the first
+        that is neither returned nor left out by one of these but `limit` and `max_bytes`; None without one.
         """
+
+    def put_aside(self, key: bytes) -> None:
+        """Have `due` leave out a row, where it is asked to, until `take_up`, or until the row is written or removed.
+
+        However many these are, such a look costs the same.
+        """
+
+    def take_up(self, key: bytes) -> None:
+        """End what `put_aside` began; nothing for another row."""
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a row, or None."""

@@ -46,6 +46,8 @@ def prepare(
         ConfigurationError: the program is wrong.
         EnvironmentFault: broker or topics are.
     """
+    for each in served.values():
+        each.handler.values.check()
     _refuse_second_readers(app, served)
     refuse_missing_codecs()
     admin = KafkaAdmin(connection)

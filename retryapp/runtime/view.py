@@ -11,7 +11,6 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -44,6 +43,7 @@ from retryapp.ports import (
 )
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.lags import ask_lags
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.metrics import Gauges
 from retryapp.runtime.observe.observers import CombinedObserver
@@ -54,7 +54,7 @@ _LEAST_CHUNK: Final = 4
 _AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
 _IDLE: Final = str(LaneState.IDLE)
 
-_scrapes: Final = ThreadPoolExecutor(2, thread_name_prefix="metrics")
+_scrapes: Final = Daemons(2, "metrics")
 """Not the event loop's threads, which handlers may hold: alerts matter then."""
 
 P = ParamSpec("P")

@@ -38,6 +38,7 @@ from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
+from retryapp.runtime.machine.early_stop import stopped_early
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, in_url, local_address
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
@@ -89,23 +90,27 @@ class RetryWorker(Worker):
 
     def execute_from_commandline(self) -> NoReturn:
         """Prepare topics, then run; a named error is one line and its exit code."""
-        runtime = runtime_of(self.app)
-        if runtime is not None:
-            setup_logging(  # before Faust does: the wait for a broker is logged
-                loglevel=self.loglevel,
-                logfile=self.logfile,
-                logging_config=self.logging_config,
-                loghandlers=self.loghandlers,
-            )
-            if self.quiet:
-                self._brief = BriefStart()
-            try:
-                runtime.prepare()
-            except RetryAppError as exc:
-                _leave(exc)
-            except KeyboardInterrupt:
-                raise SystemExit(130) from None
-        super().execute_from_commandline()
+        with stopped_early(load_settings().log_format):
+            runtime = runtime_of(self.app)
+            if runtime is not None:
+                self._prepare(runtime)
+            super().execute_from_commandline()
+
+    def _prepare(self, runtime: Runtime) -> None:
+        setup_logging(  # before Faust does: the wait for a broker is logged
+            loglevel=self.loglevel,
+            logfile=self.logfile,
+            logging_config=self.logging_config,
+            loghandlers=self.loghandlers,
+        )
+        if self.quiet:
+            self._brief = BriefStart()
+        try:
+            runtime.prepare()
+        except RetryAppError as exc:
+            _leave(exc)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
 
     async def stop(self) -> None:
         """Stop; on a signal hand the partitions over before Faust stops to fetch for those that go on meanwhile."""
@@ -122,7 +127,7 @@ class RetryWorker(Worker):
             super().stop_and_shutdown()
         except InvalidSessionTimeoutError:
             expected = "the brokers refuse it: set it within their group.min.session.timeout.ms and "
-            expected += "group.max.session.timeout.ms ('retryapp doctor' shows them)"
+            expected += "group.max.session.timeout.ms ('retryapp doctor -A MODULE' shows them)"
             session = f"{self.app.conf.broker_session_timeout:g} s"
             _leave(InvalidSettingError("broker_session_timeout", session, expected))
         except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:

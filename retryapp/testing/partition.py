@@ -20,10 +20,9 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import fields
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
@@ -50,6 +49,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock, only_time_wakes
+from retryapp.testing.declared import Declares, check_place, declared_handler
 from retryapp.testing.destinations import BesideMain, MemoryDestinations
 from retryapp.testing.endless import Endless
 from retryapp.testing.lane import MemoryLaneTransport, check_sendable
@@ -69,18 +69,8 @@ _FEW_LOOKS: Final = 2
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
 _COMMANDS = count(1)
-_OF_A_WORKER: Final = ("function", "policy", "destinations")
-"""Fields of a declared handler that are given in another way."""
 _OF_TOPICS: Final = ("tiers", "publishes", "dead_letters")
 """Arguments of a declaration that are about topics; `of` has them from there."""
-
-
-class Declares(Protocol):
-    """A `Retries`."""
-
-    @property
-    def handlers(self) -> tuple[Handler, ...]:
-        """The declared handlers."""
 
 
 class MemoryPartition:
@@ -118,15 +108,10 @@ class MemoryPartition:
 
         Raises:
             LookupError: no handler of this topic is declared.
+            InvalidSettingError: an argument is out of range, or has its place in the declaration.
         """
-        declared = {handler.main: handler for handler in retries.handlers}
-        if main not in declared:
-            others = f"only of {', '.join(declared)}" if declared else "nor of any other topic"
-            raise LookupError(f"no handler of {main!r} is declared, {others}")
-        handler = declared[main]
-        names = [field.name for field in fields(handler) if field.init and field.name not in _OF_A_WORKER]
-        options = {name: getattr(handler, name) for name in names}
-        made = cls(function or handler.function, handler.policy, **{**options, **more})
+        handler, options = declared_handler(retries, main, more)
+        made = cls(function or handler.function, handler.policy, **options)
         made._owned.update(name for each in retries.handlers for name in each.topology.owned)
         return made
 
@@ -147,6 +132,7 @@ class MemoryPartition:
         kept_ms: int | None = None,
         **options: Any,
     ) -> None:
+        check_place(partition, random)
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
         names = {name: options.pop(name) for name in _OF_TOPICS if name in options}
         if names and "topology" in options:
@@ -169,6 +155,7 @@ class MemoryPartition:
             destinations=Destinations(BesideMain(self.destinations, main), self.clock, lambda: self._owned),
             **options,
         )
+        self.handler.values.check()
         self._hung = False
         self.handler.orphans.on_hung = self._note_hung
         self._pools = pools or make_pools(self.handler)

@@ -75,6 +75,10 @@ class MemoryPendingTable(_Stored, PendingTable):
     """Identities of those."""
     _last_written: int | None = None
 
+    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+        self._aside: set[bytes] = set()
+        super().__init__(disk, name)
+
     @property
     @override
     def last_written(self) -> int | None:
@@ -89,9 +93,10 @@ class MemoryPendingTable(_Stored, PendingTable):
         *,
         max_bytes: int | None = None,
         most: Mapping[int, int] = {},
+        aside: bool = True,
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         due, size, of = list[tuple[bytes, bytes]](), 0, Counter[int]()
-        for key in sorted(self.rows, key=due_order):
+        for key in sorted(self.rows if aside else self.rows.keys() - self._aside, key=due_order):
             if key in claimed or of[queue_in(key)] >= most.get(queue_in(key), len(self.rows)):
                 continue
             value = self.rows[key].value or b""
@@ -103,6 +108,14 @@ class MemoryPendingTable(_Stored, PendingTable):
             due.append((key, value))
             of[queue_in(key)] += 1
         return due, None
+
+    @override
+    def put_aside(self, key: bytes) -> None:
+        self._aside.add(key)
+
+    @override
+    def take_up(self, key: bytes) -> None:
+        self._aside.discard(key)
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
@@ -166,6 +179,7 @@ class MemoryPendingTable(_Stored, PendingTable):
         for row in rows:
             if (former := self.find(row.identity)) is not None:
                 del self.rows[former]
+                self._aside.discard(former)
             if row.value is not None:
                 self.rows[key_of_row(row.value, row.identity)] = row
         self._reach(next_offset)

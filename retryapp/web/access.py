@@ -21,6 +21,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,8 +29,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from retryapp.core.errors import InvalidSettingError, shown
-from retryapp.engine.handler.threads import Ended, Threads
 from retryapp.ports import PAGES_PREFIX
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.web.errors import PageError
 
 COOKIE: Final = "retryapp-operator"
@@ -107,26 +108,6 @@ class Person:
         raise PageError(403, "role-needed", message, hint)
 
 
-class _Hooks:
-    """Runs login hooks that are plain functions. One that hangs takes no page a thread, and keeps no process alive."""
-
-    def __init__(self) -> None:
-        self._threads = Threads(MOST_HOOKS)
-        self._running = set[asyncio.Future[Ended]]()
-        """Also those whose time is over."""
-
-    async def run(self, hook: LoginHook, request: web.Request) -> Any:
-        while len(self._running) >= MOST_HOOKS:
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        run = self._threads.run(hook, request, name="login")
-        self._running.add(run)
-        run.add_done_callback(self._running.discard)
-        ended = await asyncio.shield(run)  # it runs on when its time is over, and counts
-        if ended.error is not None:
-            raise RuntimeError("the login hook failed") from ended.error  # whatever it is: SystemExit ends no worker
-        return ended.result
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
     """Who may do what."""
@@ -145,7 +126,10 @@ class Operators:
     """Says who has sent a request. It reads headers, cookies, address or certificate, not the body."""
     peer_secret: str = field(default="", repr=False)
     """Of the group's workers."""
-    _hooks: _Hooks = field(default_factory=_Hooks, init=False, repr=False, compare=False)
+    _threads: Daemons = field(
+        default_factory=partial(Daemons, MOST_HOOKS, "login"), init=False, repr=False, compare=False
+    )
+    """Run hooks that are plain functions: one that hangs takes no page a thread, and keeps no process alive."""
 
     @property
     def guarded(self) -> bool:
@@ -167,7 +151,7 @@ class Operators:
         host, can_log_in = _host(request.headers.get("Host", "")), bool(self.tokens)
         if not self._is_known(host, url):
             return Person(ANYONE, Role.NONE, can_log_in, host or "")
-        if self.hook is not None and needs and (found := await _by_hook(self.hook, self._hooks, request)) is not None:
+        if self.hook is not None and needs and (found := await _by_hook(self.hook, self._threads, request)) is not None:
             return found if found.role else replace(found, can_log_in=can_log_in)
         near = _ip(request.remote or "")
         if near is not None and any(near in network for network in self.proxies):
@@ -199,19 +183,30 @@ class Operators:
 NOBODY: Final = Operators()
 
 
-async def _by_hook(hook: LoginHook, hooks: _Hooks, request: web.Request) -> Person | None:
+async def _by_hook(hook: LoginHook, threads: Daemons, request: web.Request) -> Person | None:
     """Return whom a login hook knows; who asks has no role if it fails, wherever from.
 
     A plain function runs in a thread: the loop is the records'.
     """
     try:
         async with asyncio.timeout(HOOK_S):
-            answer = hook(request) if inspect.iscoroutinefunction(hook) else await hooks.run(hook, request)
+            answer: Any
+            if inspect.iscoroutinefunction(hook):
+                answer = hook(request)
+            else:
+                answer = await asyncio.get_running_loop().run_in_executor(threads, _called, hook, request)
             known = await answer if inspect.isawaitable(answer) else answer
         return None if known is None else _person(*known)
     except Exception:  # the user's code, or what it asks: it might have refused
         logger.exception("retryapp.login_hook_failed")
         return Person(ANYONE, Role.NONE)
+
+
+def _called(hook: LoginHook, request: web.Request) -> Any:
+    try:
+        return hook(request)
+    except BaseException as error:  # SystemExit, raised on the loop, would end the worker
+        raise RuntimeError("the login hook failed") from error
 
 
 def _person(name: str, role: str) -> Person:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -34,6 +33,7 @@ from retryapp.lookup.records import (
     whole_entry,
 )
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import Operators, Person, Role
 from retryapp.web.attention import needs_action
@@ -45,7 +45,7 @@ from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
-from retryapp.web.turns import Daemons, Turns, compute
+from retryapp.web.turns import Turns, compute
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
@@ -58,7 +58,7 @@ List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
 
 _searches: Final = Turns(4)  # they read topics, or look into messages, headers and values: that may take long
-_decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
+_decodings: Final = Daemons(4, "decodings")
 _readings: Final = Daemons(4, "readings")
 """Of single records: a broker that has just gone holds a thread longer than its page waits."""
 
@@ -100,7 +100,6 @@ class Answers:
             raise not_found("other-group", f"this is a worker of group {ours}", "Ask workers of your own group")
 
     async def person(self, request: Any, needs: Role) -> Person:
-        """Return who asks for something that needs a role."""
         url = self.view.url()
         asked = url.rstrip("/") + request.raw_path
         if request.path.startswith(PART) and self.peers.has_signed(request.headers.get(SIGNATURE, ""), asked):
@@ -157,7 +156,6 @@ class Answers:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
     async def everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
-        """Return what all workers have of a handler."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
@@ -201,7 +199,6 @@ class Answers:
         }
 
     async def due_here(self, question: Question) -> Facts:
-        """Return what becomes due in the partitions that are open here."""
         main = self.get_handler_or_404(question.main).main
         return (await self._due.here(main, self.view.partitions(main), self.now_ms())).model_dump()
 
@@ -228,12 +225,10 @@ class Answers:
         return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(reasons - {""})}
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
-        """List what waits in those of these partitions that this worker has."""
         look = partial(waiting_here, self.view, infos, question, self.now_ms(), self._search(question))
         return await (_searches.take(look) if question.wanted.deep else compute(look))
 
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
-        """List the dead letters of those of these partitions that this worker has."""
         info = self.get_handler_or_404(question.main)
         if question.wanted.deep:
             self.check_broker()
@@ -309,7 +304,11 @@ class Answers:
                 unread = str(error)
         record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
-        return {"main": info.main, "policy": _policy(info), "record": record}
+        return {"main": info.main, "policy": _policy(info), "record": record, "jobs": self._jobs(info.main, partition)}
+
+    def _jobs(self, main: str, partition: int) -> list[str]:
+        """Return the ids of the jobs that a partition remembers: those that have a page."""
+        return [part.job for part in self.view.job_parts(main).get(partition, ())]
 
     async def dead_letter(self, question: Question) -> Facts:
         """Return one dead letter; key and value are read from the topic now."""
@@ -334,7 +333,8 @@ class Answers:
         newer = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
         beside = {"newer": min(newer, default=None), "older": older[0] if older else None}
-        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
+        facts = {"main": info.main, "topic": topic, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
+        return {**facts, "record": record, **beside}
 
     async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
@@ -413,7 +413,6 @@ class Answers:
         raise not_ready(silence, waiting, len(lanes), self.now_ms(), f"{PAGES_PREFIX}/")
 
     def get_handler_or_404(self, main: str) -> HandlerInfo:
-        """Return the handler of a main topic, or refuse with 404."""
         infos = self.view.handlers()
         for info in infos:
             if info.main == main:
@@ -443,7 +442,6 @@ def _asked(question: Question) -> Facts:
 
 
 def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None, show: Show) -> Facts:
-    """Return a letter with what was read of it."""
     if letter is not None:
         content = {**content, **dead_detail(entry, letter.headers), "key": None}
     if letter is None or record is None:

@@ -83,8 +83,8 @@ _Lag = _model(
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
     "Group", "Sums over all workers, and which do not answer.",
-    partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
-    unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=int, silent=list[str], rates=_Rates | None,
+    partitions_open=_Int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
+    unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=_Int, silent=list[str], rates=_Rates | None,
 )  # fmt: skip
 _Handler = _model(
     "Handler", "A handler with its sums.", **{**_of(HandlerInfo), "partitions_here": int, "group": _Group}
@@ -92,8 +92,11 @@ _Handler = _model(
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
 _Part = _model(
-    "Part", "A part of a job; passed: how many of the refused were done with before, and stay so.",
+    "Part",
+    "A part of a job; passed: how many of the refused were done with before, and stay so; outcomes: of how many "
+    "replays it is known what their first attempt came to; failed_again: how many of these failed.",
     verb=str, state=str, done=int, refused=_Counts, passed=int, looked=int, letters=_Int, paused=_Text, by=str, why=str,
+    outcomes=int, failed_again=_Int,
 )  # fmt: skip
 _Job = _model("Job", "A job.", _Part, job=str)
 _WholeJob = _model(
@@ -105,9 +108,9 @@ _WholeJob = _model(
 _PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)
 _Record = _model(
     "Failure", "Why a record failed; its message is for operators.",
-    failure_id=_Text, attempt=_Int, max_attempts=(_Int, None), tier=_Text, reason=_Text, error_type=_Text,
-    first_failed_ms=_Int, last_failed_ms=_Int, message=_Text, cause=_Text, cause_id=_Text, origin=Origin | None,
-    damaged=_Text, partition=int,
+    failure_id=_Text, attempt=_Int, replays=_Int, max_attempts=(_Int, None), tier=_Text, reason=_Text,
+    error_type=_Text, first_failed_ms=_Int, last_failed_ms=_Int, message=_Text, cause=_Text, cause_id=_Text,
+    origin=Origin | None, damaged=_Text, partition=int,
 )  # fmt: skip
 _Waits = _model(
     "Waits", "A record that waits.", _Record,
@@ -115,7 +118,7 @@ _Waits = _model(
 )  # fmt: skip
 _Dead = _model(
     "Dead", "A dead letter.", _Record,
-    offset=int, letters=_Text, append_ms=_Int, replays=int, mark=_Text, job=_Text,
+    offset=int, letters=_Text, append_ms=_Int, mark=_Text, job=_Text,
 )  # fmt: skip
 _Bytes: dict[str, Any] = {
     "kind": Kind, "size_bytes": int, "shown_bytes": int, "truncated": bool, "text": (str, ""), "base64": (str, ""),
@@ -127,14 +130,21 @@ _Content = _model(
 )  # fmt: skip
 _Header = _model("Header", "A header.", name=str, value=_Text)
 _Metadata = _model("Metadata", "The retry headers.", **{**_of(RetryMetadata), "error_message": _Text})
+_Failures = _model(
+    "Failures", "What is known of its failures, also before a replay; is_first: none came before.",
+    first_ms=_Int, is_first=bool, replay_first_ms=_Int, last_ms=_Int, deferred_ms=_Int,
+    attempts=_many(_model("EndedAttempt", "An attempt; replay 0: before the first; null: in an earlier one.",
+                          attempt=int, replay=_Int, ended_ms=int, error_type=str, deferred=bool)),
+)  # fmt: skip
 _Detail: dict[str, Any] = {
-    "metadata": _Metadata | None, "headers": _many(_Header) | None, "retry_headers": _many(_Header) | None,
+    "metadata": _Metadata | None, "failures": _Failures | None,
+    "headers": _many(_Header) | None, "retry_headers": _many(_Header) | None,
     "key": _Content | None, "value": _Content | None,
 }  # fmt: skip
 _Line = _model(
     "Record", "A record in a list; one that waits has `due_at_ms`, a dead letter `offset`.", Line,
     tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, circuit=(_Text, None),
-    append_ms=(_Int, None), replays=(_Int, None), job=(_Text, None),
+    append_ms=(_Int, None), job=(_Text, None),
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int,
@@ -192,7 +202,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _SEEN},
     ),
     "/{main}/pending/{partition}/{offset}": (
-        _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
+        _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str], jobs=list[str],
                record=_model(
                    "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
                )),
@@ -204,7 +214,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {**_LIMITS, **_SEARCH, "reason": _REASON, "marked": _YES, "before": _STRING, "seen": _SEEN},
     ),
     "/{main}/dead/{partition}/{offset}": (
-        _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
+        _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str], jobs=list[str],
                record=_model("DeadDetail", "A letter.", _Dead, **_Detail, read_from=str, unread=_Text),
                newer=_Int, older=_Int),
         {"letters": _STRING},
@@ -213,15 +223,27 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         _model(
             "Journey", "What a record has been through, the oldest first, and the attempts that are planned.", _Page,
             main=str, failure_id=str, idempotency_key=str, origin=dict[str, int], looked=int, complete=bool,
-            max_attempts=_Int, find=str, held_back_by=_Text,
-            planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
+            max_attempts=_Int, find=str, held_back_by=_Text, first_failed_ms=_Int, jobs=list[str],
+            planned=_many(_model("Planned", "An attempt.", attempt=int, replays=int, due_at_ms=int)),
             steps=_many(_model(
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
                 delivery=(_Int, None), worker=_Text,
                 replays=_Int, duration_ms=_Int, error_type=_Text, message=_Text, cause_id=_Text, due_at_ms=_Int,
-                reason=_Text, by=_Text, text=_Text, edited=_Int)),
+                reason=_Text, by=_Text, text=_Text, edited=_Int, job=_Text, first_failed_ms=_Int)),
         ),
         {"id": _STRING},
+    ),
+    "/{main}/audit": (
+        _model(
+            "AuditPage", "Commands of a time (a day if `since` does not say), the newest first.", _Page,
+            main=str, from_ms=int, since=_Text, until=_Text, more=bool, looked=int, complete=bool, jobs=list[str],
+            commands=_many(_model(
+                "AuditEntry", "A command, or what a part of a job did by itself: how many partitions have obeyed or "
+                "refused it, and what the first one says.", at_ms=int, verb=str, by=str, why=str, text=str,
+                before=_Text, after=_Text, edited=str, failure_id=_Text, job=_Text, circuit=_Text, done=int,
+                refused=_Counts)),
+        ),
+        {"since": _STRING, "until": _STRING},
     ),
     "/api/commands/{main}/{partition}/{offset}": (
         _model("LaterOutcome", "What has become of a command.", _Page, _OUTCOME),

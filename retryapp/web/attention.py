@@ -33,7 +33,8 @@ def needs_action(
     base = f"{PAGES_PREFIX}/{quote(main, safe='')}"
     found = [*_of_partitions(infos, now_ms), *_of_jobs(parts)]
     if rates is not None and rates.failures_per_min >= max(rates.deliveries_per_min, MANY_PER_MIN):
-        found.append((_FAILING, f"every delivery fails: {rates.failures_per_min:,.0f} a minute", "pending"))
+        every, least = ("every known delivery", "at least ") if rates.is_least else ("every delivery", "")
+        found.append((_FAILING, f"{every} fails: {least}{rates.failures_per_min:,.0f} a minute", "pending"))
     if dead := known_sum(item.dead for item in infos):
         most, name = (causes[0].records, f": {causes[0].name}") if causes else (dead, "")
         part = f", {most:,} of them" if most < dead else ""

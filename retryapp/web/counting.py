@@ -13,7 +13,6 @@ from retryapp.core.control import Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.previews import Preview, Scope, preview
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.errors import SOON, PageError
 from retryapp.web.turns import Turns
 
 MOST_AT_ONCE: Final = 2
@@ -77,8 +76,6 @@ class Counting:
                 del self._going[other]
         asked = next((other for other, (known, _) in self._going.items() if known.said == said), asked)
         if asked not in self._going:
-            if (others := sum(not task.done() for _, task in self._going.values())) >= MOST_AT_ONCE:
-                raise PageError(503, "busy", f"{others} others are counted", "Ask again soon", SOON)
             begun, (main, verb, wanted) = _Count(said), asked
             count = partial(self._view.on_topics, main, preview, verb, wanted, go_on=begun.go_on)
             self._going[asked] = begun, asyncio.create_task(self._turns.take(count), name="preview")

@@ -33,7 +33,6 @@ class PageError(RetryAppError):
 
     @property
     def facts(self) -> dict[str, dict[str, str]]:
-        """The one JSON shape of errors."""
         return {"error": {"code": self.code, "message": self.message, "hint": self.hint}}
 
 

@@ -53,16 +53,16 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
     """Return the sums over the partitions of all workers that are known, with the age of the oldest number.
 
     A sum of nothing is None: not known. Partitions of workers that have not answered are unknown; `left_out` says which
-    are missing in the sum of waiting and in that of dead records.
+    are missing in the sums of waiting, of dead and of running records.
     """
     known = [item for item in infos if item.state != ELSEWHERE]
     left_out = {
         name: [item.partition for item in infos if item.state == ELSEWHERE or getattr(item, name) is None]
-        for name in ("pending", "dead")
+        for name in ("pending", "dead", "in_flight")
     }
     by_tier = sum((Counter(item.pending_by_tier) for item in known), Counter[str]())
     return {
-        "partitions_open": sum(item.state == OPEN for item in known),
+        "partitions_open": known_sum(int(item.state == OPEN) for item in known),
         "pending": known_sum(item.pending for item in known),
         "pending_by_tier": {tier: by_tier[tier] for tier in sorted(by_tier, key=_length)},
         "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
@@ -70,7 +70,7 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
         "left_out": left_out,
         "unknown_partitions": sorted({*left_out["pending"], *left_out["dead"]}),
-        "in_flight": sum(item.in_flight for item in known),
+        "in_flight": known_sum(item.in_flight for item in known),
     }
 
 
@@ -84,7 +84,7 @@ def _length(tier: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The last minute of a handler, of all workers that have answered."""
+    """The last minute of a handler, of all workers that have answered lately."""
 
     deliveries_per_min: float
     failures_per_min: float
@@ -92,15 +92,28 @@ class Rates:
     """Retries whose lateness was measured."""
     late_p99_ms: float | None
     """99 of 100 began within so many milliseconds of their due time (an upper bound); None: no bound is known."""
+    workers: int
+    """How many workers have been counted."""
+    of_workers: int
+    """How many are known, those that have not answered included."""
+    is_least: bool
+    """Whether some have not been counted: then the rates are the least that there may be."""
 
 
-def rates_of(activities: Iterable[Activity | None]) -> Rates | None:
+def rates_of(activities: Iterable[Activity | None], *, unowned: bool = False) -> Rates | None:
     """Return the sum of what workers have counted; None where none has.
 
-    >>> rates_of([Activity(span_s=30, deliveries=100, failures=1, late_within={"0.01": 90, "0.1": 100, "+Inf": 100})])
-    Rates(deliveries_per_min=200.0, failures_per_min=2.0, retries=100, late_p99_ms=100.0)
+    Args:
+        activities: of each worker that is known; None: it has not answered, or counts nothing.
+        unowned: whether there are partitions whose worker is not known.
+
+    >>> busy = Activity(span_s=30, deliveries=100, failures=1, late_within={"0.01": 90, "0.1": 100, "+Inf": 100})
+    >>> rates = rates_of([busy, None])
+    >>> rates.deliveries_per_min, rates.late_p99_ms, rates.workers, rates.of_workers, rates.is_least
+    (200.0, 100.0, 1, 2, True)
     """
-    known = [each for each in activities if each is not None and each.span_s > 0]
+    every = [*activities]
+    known = [each for each in every if each is not None and each.span_s > 0]
     if not known:
         return None
     late: Counter[str] = Counter()
@@ -115,6 +128,9 @@ def rates_of(activities: Iterable[Activity | None]) -> Rates | None:
         failures_per_min=round(sum(60 * each.failures / each.span_s for each in known), 1),
         retries=retries,
         late_p99_ms=None if late_ms is None else round(late_ms, 3),
+        workers=len(known),
+        of_workers=len(every),
+        is_least=unowned or len(known) < len(every),
     )
 
 

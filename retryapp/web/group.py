@@ -33,7 +33,6 @@ class Group(NamedTuple):
 
     @property
     def totals(self) -> Facts:
-        """What is said of all of them."""
         rates = None if self.rates is None else asdict(self.rates)
         return {**totals(self.partitions), "silent": self.silent, "rates": rates}
 
@@ -61,16 +60,20 @@ def group_of(
     dead, waiting = causes
     theirs = {url: answer.part.handlers.get(main, HandlerPart()) for url, answer in answers.items()}
     recent = {url: part for url, part in theirs.items() if not answers[url].is_old(now_ms)}
+    others = other_owners(infos)
     owners = {info.partition: owner_of(info) for info in infos}  # an old answer may have what is another's now
     jobs = ((url, *each) for url, part in theirs.items() for each in part.jobs.items())
     parts = {number: some for url, number, some in jobs if owners.get(number) == url} | dict(job_parts)
     return Group(
         partitions=_merged(infos, answers, theirs, now_ms),
-        silent=sorted(other_owners(infos) - recent.keys()),
+        silent=sorted(others - recent.keys()),
         causes=causes_of(infos, dead, {url: part.causes for url, part in theirs.items()}),
         waiting=causes_of(infos, waiting, {url: part.waiting for url, part in theirs.items()}),
         parts=[(number, part) for number, some in sorted(parts.items()) for part in some],
-        rates=rates_of([activity, *(part.activity for part in recent.values())]),
+        rates=rates_of(
+            [activity, *(recent[url].activity if url in recent else None for url in others)],
+            unowned=None in owners.values(),
+        ),
         trends=[trends, *(part.trends for part in recent.values())],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,19 +15,21 @@ from retryapp.core.errors import DamagedEventError, DamagedMetadataError, Damage
 from retryapp.core.headers import RETRY_ORIGIN, decode_metadata
 from retryapp.core.hops import REPLAY, next_counted_ms
 from retryapp.core.lifecycle import Commanded, RecordEvent, Succeeded, decode_event
-from retryapp.core.metadata import RetryMetadata
+from retryapp.core.metadata import DEFERRED, RetryMetadata
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
 from retryapp.core.rows import CANCELLED, decode_row
 from retryapp.core.schedule import parse_schedule
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.circuits import mark_held_back, what_holds
+from retryapp.lookup.failures import failures_of
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts, pending_summary
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, HandlerInfo, PendingEntry
 from retryapp.web.answers import Answers, origin_asked
 from retryapp.web.errors import bad_parameter, not_found
 from retryapp.web.figures import OPEN, web_url
+from retryapp.web.group import Group
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
@@ -47,6 +50,8 @@ _UNKNOWN: Final = dict.fromkeys(
         "duration_ms",
         "edited",
         "error_type",
+        "first_failed_ms",
+        "job",
         "message",
         "reason",
         "replays",
@@ -67,14 +72,20 @@ async def journey(answers: Answers, question: Question) -> Facts:
         raise bad_parameter("id", name, f"a failure id of {info.group}/{info.main}")
     answers.check_broker()
     asked = (info.main, read_journey, origin, await _begun(answers, origin))
-    found: Journey = await _readings.read(answers.view.on_topics, *asked, seconds=READ_S)
+    group: Group
+    found: Journey
+    group, found = await asyncio.gather(
+        answers.everywhere(info.main, answers.view.partitions(info.main)),
+        _readings.read(answers.view.on_topics, *asked, seconds=READ_S),
+    )
     if not found.steps and found.complete:
         hint = "It may be done at its first delivery, run now, or have left the topics by their retention"
         raise not_found("no-journey", f"no topic of {info.main} says anything of {name}", hint)
     item = answers.view.partition(info.main, origin.partition)
     row = answers.view.pending_find(origin) if item is not None and item.state == OPEN else None
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
-    last = _last_failure(row, found.steps)
+    steps: list[Facts] = [{**_UNKNOWN, **step} for step in found.steps]
+    last = _last_failure(row, steps)
     if item is not None and row is not None and last:
         mark_held_back(last, what_holds([item]), answers.now_ms())
     return {
@@ -82,7 +93,9 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "failure_id": name,
         "idempotency_key": idempotency_key(name, found.edited),
         "origin": {"partition": origin.partition, "offset": origin.offset},
-        "steps": [{**_UNKNOWN, **step} for step in found.steps],
+        "first_failed_ms": min((step["first_failed_ms"] for step in steps if step["first_failed_ms"]), default=None),
+        "jobs": sorted({step["job"] for step in steps} & {part.job for _, part in group.parts}),
+        "steps": steps,
         "looked": found.looked,
         "complete": found.complete,
         "planned": planned(info, last),
@@ -139,7 +152,8 @@ def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
     if last.get("due_at_ms") is None or last.get("attempt") is None:
         return []
     schedule, at_ms, attempt = parse_schedule(info.schedule), last["due_at_ms"], last["attempt"] + 1
-    plan = [{"attempt": attempt, "due_at_ms": at_ms}]
+    replays = last["replays"] or 0
+    plan = [{"attempt": attempt, "replays": replays, "due_at_ms": at_ms}]
     if info.max_attempts is None or info.rule_schedules or last.get("held_back_by"):
         return plan
     until_ms = math.inf if info.max_elapsed_ms is None else last["counted_ms"] + info.max_elapsed_ms
@@ -148,7 +162,7 @@ def planned(info: HandlerInfo, last: Facts) -> list[Facts]:
         attempt += 1
         if at_ms > until_ms:
             break
-        plan.append({"attempt": attempt, "due_at_ms": at_ms})
+        plan.append({"attempt": attempt, "replays": replays, "due_at_ms": at_ms})
     return plan
 
 
@@ -179,6 +193,10 @@ def read_journey(
         for record in reading.since(topic, [origin.partition], since_ms or 0):
             steps += told(record, topology, origin)
     steps.sort(key=lambda step: step["at_ms"])
+    commands = {step.pop("command", None) for step in steps}  # about this record alone: they are steps themselves
+    for step in steps:
+        job = step.get("job") or None
+        step["job"] = None if job in commands else job
     edited = max((step.get("edited") or 0 for step in steps), default=0)
     return Journey([step for step in steps if step["kind"] != _REPLAYED], reading.looked, reading.complete, edited)
 
@@ -188,7 +206,8 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
     mark = mark_of(record.headers, record.value)
     if mark is not None:
         if mark.failure_id == failure_id(topology.group, origin):
-            yield {"kind": str(mark.mark), "at_ms": record.timestamp_ms, "by": mark.by, "message": mark.why or None}
+            facts = {"by": mark.by, "message": mark.why or None, "job": mark.command or None}
+            yield {"kind": str(mark.mark), "at_ms": record.timestamp_ms, **facts}
         return
     if (RETRY_ORIGIN, origin.text.encode()) not in record.headers:
         return
@@ -201,9 +220,13 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
 
 def _attempt(read: RetryMetadata) -> dict[str, Any]:
     same = ("attempt", "delivery", "replays", "worker", "error_type", "due_at_ms", "reason", "edited")
+    is_deferred = read.tier == DEFERRED
+    ended = "deferred" if is_deferred else "failed"
     return {
         **{name: getattr(read, name) for name in same},
-        "kind": "failed" if read.reason is None else "dead",
+        "kind": ended if read.reason is None else "dead",
+        "attempt": read.attempt + is_deferred,  # it spends none
+        "first_failed_ms": failures_of(read).first_ms,
         "at_ms": read.last_failed_ms,
         "duration_ms": max(0, read.last_failed_ms - read.started_ms),
         "message": read.error_message,
@@ -218,7 +241,8 @@ def _told(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator
         event = decode_event(record.value or b"")
         if isinstance(event, Commanded):
             outcome = f"{_REFUSED}{event.refused}" if event.refused else event.text
-            yield {"kind": event.verb, "at_ms": event.at_ms, "by": event.by, "text": outcome, "message": event.why}
+            facts: dict[str, Any] = {"by": event.by, "message": event.why, "job": event.job, "command": event.command}
+            yield {"kind": event.verb, "at_ms": event.at_ms, "text": outcome, **facts}
         elif isinstance(event, RecordEvent):
             facts = event.model_dump(include={"attempt", "delivery", "replays", "error_type", "reason", "worker"})
             began_ms, at_ms = getattr(event, "started_ms", None), getattr(event, "ended_ms", record.timestamp_ms)

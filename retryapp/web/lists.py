@@ -64,6 +64,7 @@ class Line(BaseModel):
     failure_id: _Text = None
     key: _Text = None
     attempt: int | None = None
+    replays: int | None = None
     max_attempts: int | None = None
     error_type: _Text = None
     message: _Text = None

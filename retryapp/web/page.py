@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
@@ -16,6 +15,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
+from retryapp.runtime.machine.threads import Daemons
 from retryapp.web.access import Person, Role
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
@@ -30,7 +30,7 @@ Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
 """Returns facts, or a body and its type: something without facts of records."""
 
 _PUT_RIGHT: Final = "This is the worker's login. Once it is put right, ask again: no command is obeyed twice"
-_writers: Final = ThreadPoolExecutor(2, thread_name_prefix="writers")
+_writers: Final = Daemons(2, "writers")
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ class Page:
         self.template = template
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request, or refuse it."""
         # whoever has a browser is shown what their role sees of any page; probes wait for no login hook
         needs = max(self.needs, Role.LOOK) if is_browser(request) else self.needs
         person = await self.answers.person(request, needs)
@@ -139,7 +138,6 @@ class Page:
     def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.Response:
-        """Return an answer with the headers that all have."""
         headers = {**safety_headers(), **(headers or {})}
         return web.Response(body=body, content_type=content_type, charset="utf-8", status=status, headers=headers)
 

@@ -45,7 +45,6 @@ def to_html(template: str, facts: Mapping[str, Any]) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return the templates with their filters; made once."""
     loader = PackageLoader("retryapp.web", "templates")
     env = Environment(
         loader=loader,

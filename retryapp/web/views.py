@@ -21,6 +21,7 @@ from retryapp.web.access import NOBODY, Operators, Role
 from retryapp.web.actions import Action, CommandPage, Login, SelectionPage, outcome
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
+from retryapp.web.audit import audit
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
@@ -40,7 +41,6 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def find(answers: Answers, question: Question) -> Facts:
-    """Send the reader to the page of a failure id."""
     path = answers.find(question)
     raise PageError(
         303,
@@ -109,6 +109,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
     ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
     ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html", Role.LOOK)),
+    ("/{main}/audit", (audit, "audit.html", Role.LOOK)),
     ("/{main}/journey", (journey, "journey.html", Role.LOOK)),
     ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
     ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),

@@ -76,6 +76,12 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         assert done.inner_text() == f"{OF_LEDGER} of {OF_LEDGER}"
         wait_for(lambda: evidence.waiting() == 2, "all replays are done", timeout_s=60)
 
+        def again() -> str:
+            page.reload()
+            return page.get_by_role("listitem").filter(has_text="failed again at their first attempt").inner_text()
+
+        wait_for(lambda: again().startswith(f"0 of {OF_LEDGER}"), "both workers have seen all of theirs")
+
         name = next(visit.failure_id for visit in stage.service.visits if visit.replays)
         page.goto(f"{workers[0].url}/retries/{topic}/")
         page.get_by_label("Failure id").fill(name)
@@ -86,6 +92,13 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         assert page.get_by_text("HTTP 503 from the service").count() == 2
         ran = page.get_by_text(f"on {socket.gethostname()}/worker-").all_inner_texts()
         assert len(ran) == 3, "the failed attempt, as waiting and as dead, and the one that succeeded"
+        assert page.get_by_role("row").filter(has_text="replay 1,").count() == 1, "the one that succeeded"
+        page.get_by_role("link", name=job.rpartition("/")[2]).first.click()
+        assert page.url == job, "a record leads to the job that has replayed it"
+        page.goto(f"{job.rpartition('/jobs/')[0]}/audit")
+        said = page.get_by_role("region", name="Commands").get_by_role("row").all_inner_texts()
+        assert [sum(verb in row for row in said) for verb in ("job-start", "job-pause", "job-resume")] == [1, 1, 1]
+        assert any("lunch is over" in row for row in said)
 
         page.goto(f"{workers[0].url}/retries/{topic}/dead")
         page.get_by_role("row").get_by_role("link").filter(has_text=f"{topic}@").first.click()

@@ -14,7 +14,7 @@ from harness.stage import PARTITIONS as PARTITIONS_OF_STAGE
 from harness.terminal import retryapp
 from harness.three_brokers import NODES, ThreeBrokers, three_brokers
 
-from retryapp.kafka import KafkaAdmin
+from retryapp.kafka import KafkaAdmin, PlanOptions, plan_topics
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
@@ -114,7 +114,8 @@ def test_our_topics_have_three_copies_or_are_refused(stage: Stage, brokers: Thre
     assert (code, plan["refused"]) == (1, [topology.dlq])
     (problem,) = next(step["problems"] for step in plan["topics"] if step["topic"] == topology.dlq)
     assert (problem["setting"], problem["have"], problem["want"]) == ("replication", "1", "3 or more")
-    assert retryapp(stage, "plan", "--allow-low-replication", "-A", "app")[1]["ok"]
+    accepted = PlanOptions(allow_low_replication=True)
+    assert plan_topics(KafkaAdmin(stage.connection), [topology], accepted).ok
 
     lost = brokers.leaders(topology.dlq)[0]
     brokers.stop(lost)

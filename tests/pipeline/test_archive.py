@@ -24,8 +24,7 @@ from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.errors import OtherClusterError, OtherRunError, TableReplacedError, TopicChangedError
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Files, Lake, open_lake
-from retryapp.pipeline.outlook import TopicOutlook, find_outlook
-from retryapp.pipeline.positions import DELETED, IN_DOUBT, RECREATED, RETENTION
+from retryapp.pipeline.positions import DELETED, IN_DOUBT, RECREATED, RETENTION, TopicOutlook, find_outlook
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 

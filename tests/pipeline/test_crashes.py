@@ -29,8 +29,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.analysis.derived import Derived
-from retryapp.pipeline.errors import JobFailedError
-from retryapp.pipeline.failures import failures_named
+from retryapp.pipeline.errors import JobFailedError, failures_named
 from retryapp.pipeline.lake import open_lake
 from retryapp.pipeline.session import java_home
 

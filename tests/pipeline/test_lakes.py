@@ -154,8 +154,6 @@ def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: La
     spark.createDataFrame([row], schema).write.format("delta").mode("append").save(place)
     job, tables = group.archive(lake), Tables(lake)
     assert job.run_once().rows == 1
-    properties = {tuple(row) for row in spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
-    assert ("delta.logRetentionDuration", "interval 7 days") in properties
     assert places_of(tmp_path / "lake") == group.places()
     first, second = tables.read().orderBy("offset").select("run_id", "failure_id").collect()
     assert tuple(first) == (None, "g/t@i/0/0"), "what it had parsed stays, and nothing reads it"

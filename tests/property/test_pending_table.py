@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -72,6 +73,8 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         self.model: dict[bytes, Row] = {}
         self.written: dict[bytes, int] = {}
         """Offset of the last record of each row."""
+        self.aside: set[bytes] = set()
+        """Keys of rows that were put aside."""
         self.changelog = self.floor = 0
         self.open()
         self.write(rows)
@@ -88,7 +91,8 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
     def expect(self, rows: list[Row]) -> None:
         """Apply a batch to the dict, in its order."""
         for row in rows:
-            self.model.pop(row.identity, None)
+            if (former := self.model.pop(row.identity, None)) is not None:
+                self.aside.discard(key_of(former))
             if row.value is not None:
                 self.model[row.identity] = row
 
@@ -106,18 +110,25 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         claim=st.randoms(use_true_random=False),
         room=st.none() | st.tuples(st.integers(0, 5), st.integers(-1, 0)),
         most=st.dictionaries(st.sampled_from(CIRCUITS), st.integers(0, 2)),
+        aside=st.booleans(),
     )
     def deliver(
-        self, now_ms: int, limit: int, claim: random.Random, room: tuple[int, int] | None, most: dict[str, int]
+        self,
+        now_ms: int,
+        limit: int,
+        claim: random.Random,
+        room: tuple[int, int] | None,
+        most: dict[str, int],
+        aside: bool,
     ) -> None:
-        """Scan past claimed rows; what was due is removed or waits again, some of it in its own millisecond.
+        """Scan past claimed rows; what was due is removed, put aside or waits again, some of it in its own millisecond.
 
         Of circuits that are not closed only some rows are there.
         """
         rows = self.rows
         claimed = {key for key in rows if claim.random() < 0.3}
         queues = {queue_of(name): number for name, number in most.items()}
-        free = [key for key in rows if key not in claimed]
+        free = [key for key in rows if key not in claimed and (aside or key not in self.aside)]
         for queue, number in queues.items():
             mine = [key for key in free if queue_in(key) == queue]
             free = [key for key in free if key not in mine[number:]]
@@ -126,11 +137,23 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         while max_bytes is not None and len(due) > 1 and sum(len(rows[key]) for key in due) > max_bytes:
             due.pop()
         rest = free[len(due) :]
-        delivered, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes, most=queues)
+        how: Any = {"max_bytes": max_bytes, "most": queues, "aside": aside}
+        delivered, next_due_ms = self.table.due(now_ms, limit, claimed, **how)
         assert delivered == [(key, rows[key]) for key in due]
         assert next_due_ms == (parse_row_key(rest[0]).due_at_ms if rest else None)
+        if claim.random() < 0.5:
+            for key in due:
+                self.table.put_aside(key)
+                self.aside.add(key)
+            return
         settled = [self.model[key[IDENTITY_AT:]] for key in due]
         self.write([row if claim.random() < 0.3 else removal(row) for row in settled])
+
+    @rule(key=KEYS)
+    def take_up(self, key: bytes) -> None:
+        """Any row, or none: what was put aside is found again."""
+        self.table.take_up(key)
+        self.aside.discard(key)
 
     @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
     def page(self, after: bytes | None, limit: int) -> None:
@@ -151,6 +174,7 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
     def restart(self) -> None:
         self.table.close()
         self.open()
+        self.aside.clear()
 
     @invariant()
     def counts_and_look_up_hold(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from retryapp.broker.config import properties, properties_file, write_files
 from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
-from retryapp.broker.node import Broker, BrokerFailedError, ends_within
+from retryapp.broker.node import Broker, BrokerFailedError, OnWait, ends_within
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
@@ -83,8 +85,9 @@ def test_the_broker_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """Before anything is started."""
     (tmp_path / "file").touch()
-    with pytest.raises(FolderUnusableError, match="--data"):
-        start_kept_broker(tmp_path, tmp_path / "file" / "data", port=9092)
+    for folder in (tmp_path / "file" / "data", tmp_path / ("x" * 300)):
+        with pytest.raises(FolderUnusableError, match="--data"):
+            start_kept_broker(tmp_path, folder, port=9092)
 
 
 def test_a_broker_that_nobody_could_find_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +103,55 @@ def test_a_broker_that_nobody_could_find_is_stopped(tmp_path: Path, monkeypatch:
     with pytest.raises(IsADirectoryError):
         start_kept_broker(tmp_path, tmp_path, port=9092)
     assert processes[0].poll() is not None
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., BrokerFailedError]:
+    """Run a program in the place of Java, which never serves clients; return how its start fails."""
+    monkeypatch.setattr("retryapp.broker.probe.broker_count", lambda _port, timeout_s: time.sleep(0.02))
+
+    def start(program: str, on_wait: OnWait | None = None) -> BrokerFailedError:
+        broker = Broker(tmp_path, data=tmp_path, port=1)
+        with pytest.raises(BrokerFailedError) as caught:
+            broker._launch([sys.executable, "-u", "-c", program], on_wait)
+        assert broker.pid is None
+        return caught.value
+
+    return start
+
+
+JAVA_REFUSES = """
+print("Unrecognized VM option 'X'\\nError: Could not create the Java Virtual Machine.\\nError: A fatal exception")
+raise SystemExit(1)
+"""
+
+
+def test_a_broker_that_dies_at_its_start_says_why(tmp_path: Path, refused: Callable[..., BrokerFailedError]) -> None:
+    """Its last error, or else its last lines: Java's own first line says what is wrong, and there is no log yet."""
+    error = refused(JAVA_REFUSES)
+    assert "exited with code 1 before it was ready: Unrecognized VM option 'X'; Error: Could not" in str(error)
+    assert error.log == str(tmp_path / "output.txt")
+    lines = "[1] INFO begun (kafka)\\n[2] ERROR no quorum (kafka)\\n[3] INFO shut down (kafka)\\n"
+    error = refused(f"open('broker.log', 'w').write('{lines}'); raise SystemExit(1)")
+    assert "before it was ready: [2] ERROR no quorum (kafka). Its log: " in str(error)
+    assert error.log == str(tmp_path / "broker.log")
+
+
+def test_a_slow_start_may_go_on_while_the_broker_logs(
+    tmp_path: Path, refused: Callable[..., BrokerFailedError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a fixed minute a slow machine had its broker killed. One that says nothing is ended; who waits is told."""
+    for name, value in (("START_SILENCE_S", 0.6), ("START_TIMEOUT_S", 1.5), ("START_LONG_S", 0.1)):
+        monkeypatch.setattr(f"retryapp.broker.node.{name}", value)
+    said: list[str] = []
+    began_s = time.monotonic()
+    error = refused("import time\nwhile True: print('loading'); time.sleep(0.05)", said.append)
+    assert time.monotonic() - began_s > 1.5
+    assert re.search(r"was not ready within \d s, and was ended: loading; loading; loading", str(error))
+    assert said == [f"Kafka is not ready yet; its log: {tmp_path / 'output.txt'}"]
+    began_s = time.monotonic()
+    refused("import time; time.sleep(60)")
+    assert 0.6 < time.monotonic() - began_s < 1.5
 
 
 def test_the_broker_of_a_run_is_not_fenced_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,14 @@ async def test_a_handler_of_a_topic_of_ours_is_refused(retries: Retries, topic: 
     assert len(retries.handlers) == 1
 
 
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state", "__share_group_state"])
+async def test_a_topic_of_kafkas_own_is_refused(retries: Retries, topic: str) -> None:
+    """A handler of it would get what brokers write; what is published to it would break them."""
+    for arguments in ({"topic": topic}, {"topic": "others", "publishes": [topic]}):
+        with pytest.raises(InvalidTopicNameError, match=f"'{topic}' cannot be used: Kafka keeps its own state there"):
+            retries.handler(**arguments, policy=POLICY)(refund)
+
+
 @pytest.mark.parametrize("topic", ["", "order s", "o" * 240])
 async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retries, topic: str) -> None:
     """Of all topics that it would make, not of the main topic alone."""
@@ -116,6 +124,8 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
         ("circuit", True, "a CircuitBreaker"),
         ("concurrency", "4", ""),
         ("concurrency", 0, ""),
+        ("concurrency", 10_001, "at most 10000"),
+        ("max_concurrent", 10**9, "at most 10000"),
         ("max_in_flight", 0, ""),
         ("max_crashes", None, ""),
         ("max_concurrent", True, ""),

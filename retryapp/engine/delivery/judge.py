@@ -14,6 +14,7 @@ from retryapp.core.hops import failures_in_a_row, next_counted_ms
 from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS
 from retryapp.core.rules import ErrorClass
 from retryapp.core.traces import plain_text, shorten_trace
+from retryapp.core.verdicts import BrokenVerdictError
 from retryapp.engine.delivery.delivery import delivery_of
 from retryapp.engine.delivery.run import Run
 
@@ -54,7 +55,11 @@ def judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
         warn_once("retryapp.predicate_failed", predicate, text)
 
     try:
-        failure = classify(error, policy.on, on_fault=warn, **facts)
+        try:
+            failure = classify(error, policy.on, on_fault=warn, **facts)
+        except BrokenVerdictError as broken:  # told where the verdict was raised
+            told = BrokenVerdictError(broken.verdict, broken.problem).with_traceback(error.__traceback__)
+            failure = classify(told, policy.on, on_fault=warn, **facts)
         if failure.circuit and failure.circuit not in handler.circuits:
             text = (
                 f"Unavailable({failure.circuit!r}): the handler has no circuit of this name, so it is a failure as any"

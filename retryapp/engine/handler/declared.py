@@ -18,7 +18,15 @@ from retryapp.core.topology import Tiers
 from retryapp.engine.handler.handler import Order
 
 _WORDS: Final[Mapping[str, Any]] = {"order": Order, "payload": ("copy", "reference"), "redelivery": ("direct", "main")}
-_COUNTS: Final = ("concurrency", "max_in_flight", "max_crashes", "max_concurrent")
+MAX_CONCURRENCY: Final = 10_000
+"""Runs of a handler at once: a worker has a task for each, from its start on."""
+_COUNTS: Final[Mapping[str, int | None]] = {
+    "concurrency": MAX_CONCURRENCY,
+    "max_in_flight": None,
+    "max_crashes": None,
+    "max_concurrent": MAX_CONCURRENCY,
+}
+"""Each with the most that it may be; None: no bound."""
 _HOLDING: Final = ("on_dead", "overflow", "max_sequences", "max_sequence_size")
 _CIRCUITS: Final = 'a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
 _CALLED_OTHERWISE: Final = {"value": "value_type"}
@@ -34,9 +42,9 @@ def handler_fields(**given: Any) -> dict[str, Any]:
     for name, words in _WORDS.items():
         if name in fields:
             check_word(name, fields[name], words)
-    for name in _COUNTS:
+    for name, most in _COUNTS.items():
         if name in fields and (name != "max_concurrent" or fields[name] is not None):
-            check_count(name, fields[name])
+            check_count(name, fields[name], most)
     if "max_in_flight" in fields and fields["max_in_flight"] < (least := fields.get("concurrency", 1)):
         raise InvalidSettingError("max_in_flight", fields["max_in_flight"], f"expected at least concurrency={least}")
     for name, kind in (("batch", Batch), ("circuit", CircuitBreaker)):

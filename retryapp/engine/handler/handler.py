@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
-
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from typing import Any, Final
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker, check_names
 from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError
 from retryapp.core.holding import Holding
 from retryapp.core.letters import Letter
 from retryapp.core.masking import Mask
@@ -35,6 +32,7 @@ from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.handler.places import Places
 from retryapp.engine.handler.publish import Destinations, Publishing
 from retryapp.engine.handler.threads import Ended, Threads
+from retryapp.engine.handler.value_reader import ValueReader
 
 logger = logging.getLogger("retryapp.events")
 
@@ -211,7 +209,7 @@ class Handler:
     """What messages of errors are freed of; None: nothing."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
-    _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
+    values: ValueReader = field(init=False, repr=False, compare=False)
     takes_delivery: bool = field(default=False, init=False, repr=False, compare=False)
     wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
@@ -288,10 +286,10 @@ class Handler:
             raise InvalidSettingError("circuits", [*few], problem)
         object.__setattr__(self, "places", {name: Places(most) for name, most in few.items()})
         object.__setattr__(self, "policy_digest", self.policy.digest)
-        object.__setattr__(self, "_adapter", _adapter_of(self.value_type))
         object.__setattr__(self, "name", _name(self.function))
         object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
         body = body_of(self.function)
+        object.__setattr__(self, "values", ValueReader(self.name, self.value_type, body))
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(body))
@@ -340,49 +338,7 @@ class Handler:
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""
-        if self._adapter is None:
-            return value
-        try:
-            return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
-        except (ValidationError, ValueError, RecursionError) as exc:
-            problem = "it is null" if value is None else _problem(exc)  # the cause quotes the value
-            raise UndecodableError(_type_text(self.value_type), problem) from None
-
-
-def _adapter_of(value_type: Any) -> TypeAdapter[Any] | None:
-    """Return what reads values of a type from JSON; None for bytes."""
-    if value_type in (bytes, bytes | None):
-        return None
-    expected = "expected bytes, dict for JSON, a pydantic model or what pydantic reads from JSON"
-    if isinstance(value_type, str):
-        raise InvalidSettingError("value", value_type, f"{expected}, not its name")
-    try:
-        return TypeAdapter(dict[str, Any] if value_type is dict else value_type)
-    except PydanticUserError as error:
-        problem = f"{expected}; take others as bytes, and decode them in the handler ({error.message.splitlines()[0]})"
-        raise InvalidSettingError("value", value_type, problem) from error
-
-
-def _type_text(declared: Any) -> str:
-    """Return a type as its declaration writes it, without modules and annotations: ``list[Order]``, ``Card | Cash``."""
-    origin, arguments = get_origin(declared), get_args(declared)
-    if origin is Annotated:
-        return _type_text(arguments[0])
-    if origin in (Union, UnionType):
-        return " | ".join(map(_type_text, arguments))
-    if not isinstance(declared, type) and not hasattr(declared, "__name__"):
-        return "..." if declared is ... else repr(declared)  # a value, as in Literal["card"]
-    name: str = "None" if declared is NoneType else declared.__name__
-    return f"{name}[{', '.join(map(_type_text, arguments))}]" if arguments else name
-
-
-def _problem(exc: Exception) -> str:
-    """Describe what is wrong without the value: messages travel in logs and headers."""
-    if isinstance(exc, ValidationError):
-        errors = exc.errors(include_url=False, include_input=False, include_context=False)
-        shown = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'value'}: {e['msg']}" for e in errors[:5])
-        return shown if len(errors) <= 5 else f"{shown}; and {len(errors) - 5} more"
-    return type(exc).__name__
+        return self.values.decode(value)
 
 
 def _unwrapped(function: HandlerFunction) -> HandlerFunction:

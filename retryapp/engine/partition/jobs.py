@@ -198,8 +198,12 @@ class Jobs:
             return  # it has not run: somebody holds it
         self._waiting.get(metadata.replay_id or "", set()).discard(run.place)
         part = self.steering.part(metadata.replay_id or "")
-        if part is not None and not part.over:
-            failed = any(seen.event in (Event.FAILED, Event.DEAD) for seen in outcome.observations)
+        if part is None:
+            return
+        failed = any(seen.event in (Event.FAILED, Event.DEAD) for seen in outcome.observations)
+        part.outcomes += 1
+        part.failed_again += failed
+        if not part.over:
             self._outcomes.setdefault(part.job, deque(maxlen=LAST_OUTCOMES)).append(failed)
 
     def _fails(self, part: Part, canary: int) -> str:

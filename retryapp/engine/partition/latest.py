@@ -41,7 +41,7 @@ class Latest(Sequences):
     @override
     async def load(self, table: PendingTable) -> None:
         await super().load(table)
-        self._table, self._read = table, asyncio.Event()
+        self._read = asyncio.Event()
         self.read_to(self._reached)
         for line in list(self._lines.values()):  # with another order a key may have had many
             *older, newest = line.rows
@@ -141,7 +141,7 @@ class Latest(Sequences):
         for turn in turns:
             for row in turn.rows:
                 if row.value is None:  # until here a scan finds it
-                    self.aside.pop(row.identity, None)
+                    self._take_up(row.identity)
         super().applied(turns)
 
     def _remove_with(self, turn: Turn, identities: Sequence[bytes], by: int) -> None:

@@ -56,11 +56,11 @@ MARK_BYTES: Final = 500
 """Approximate bytes of a mark."""
 _NOT_READY: Final = (
     "the worker still reads the dead letters of the partition, or their handler is not open in it: send it again in a "
-    "minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
+    "minute; where topics have different numbers of partitions, 'retryapp topics grow -A MODULE' first"
 )
 _MARKS_UNKNOWN: Final = (
     "what became of this dead letter is not known yet, as the partition of its records is not open in the worker: send "
-    "it again in a minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
+    "it again in a minute; where topics have different numbers of partitions, 'retryapp topics grow -A MODULE' first"
 )
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 

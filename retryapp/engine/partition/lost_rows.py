@@ -73,7 +73,11 @@ class LostRows:
 
     def holds(self, run: Run) -> bool:
         """Tell whether the place of a first delivery still has the row of another record."""
-        return run.place in self._runs
+        return self.waits_for(run.place)
+
+    def waits_for(self, identity: bytes) -> bool:
+        """Tell whether a first delivery waits for the row with this identity."""
+        return identity in self._runs
 
     def say(self, run: Run) -> None:
         """Say that a first delivery waits, and for what."""

@@ -52,6 +52,7 @@ class Redelivery:
         deliver: Callable[[Rows], None],
         submit: Callable[[Turn], None],
         over: Callable[[], bool],
+        waited_for: Callable[[bytes], bool],
     ) -> None:
         """Begin.
 
@@ -65,6 +66,7 @@ class Redelivery:
             deliver: takes rows that are to be delivered now.
             submit: takes a turn of this session.
             over: whether this session is over.
+            waited_for: whether a record of the main topic waits for the row with an identity.
         """
         self._main = main
         self._pending = pending
@@ -75,6 +77,7 @@ class Redelivery:
         self._deliver = deliver
         self._submit = submit
         self._over = over
+        self._waited_for = waited_for
         self._told = False
         """It was said that the main topic takes no copies, and it has taken none since."""
         self._unlooked: list[tuple[tuple[Claim, Record], Publication]] = []
@@ -83,8 +86,6 @@ class Redelivery:
         self._waiting: list[tuple[int, int, tuple[Claim, Record]]] = []
         """By the position of the main topic that they wait for; a heap."""
         self._numbers = count()
-        self._hurried: set[bytes] = set()
-        """Identities of rows that wait for no copy."""
 
     def take(self, rows: Rows) -> None:
         """Take claimed rows, and publish them, or deliver them where that is not to be."""
@@ -123,21 +124,20 @@ class Redelivery:
         if due:
             self._deliver(due)
 
-    def hurry(self, identity: bytes) -> None:
-        """Have a row wait for no copy: a record waits for the row, and may fill the window before the copy is read."""
-        self._hurried.add(identity)
+    def hurry(self) -> None:
+        """Have a row wait for no copy that a record waits for now: that may fill the window before the copy is read."""
         waiting, self._waiting = self._waiting, []
         for position, _, row in waiting:
             self._await(row, position)
         self.reach(self._read_to)
 
     def _await(self, row: tuple[Claim, Record], position: int) -> None:
-        at = 0 if row[0].identity in self._hurried else position
+        at = 0 if self._waited_for(row[0].identity) else position
         heapq.heappush(self._waiting, (at, next(self._numbers), row))
 
     def _copy(self, claim: Claim, waiting: Record) -> Publication | None:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
-        if not claim.runs or claim.reference is not None or claim.identity in self._hurried:
+        if not claim.runs or claim.reference is not None or self._waited_for(claim.identity):
             return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)
@@ -208,6 +208,7 @@ def begin_redelivery(
     deliver: Callable[[Rows], None],
     submit: Callable[[Turn], None],
     over: Callable[[], bool],
+    waited_for: Callable[[bytes], bool],
 ) -> Redelivery | None:
     """Return what takes the due rows of a new session, if they come back through the main topic."""
     handler, pending = context.handler, transport.pending
@@ -224,4 +225,5 @@ def begin_redelivery(
         deliver=deliver,
         submit=submit,
         over=over,
+        waited_for=waited_for,
     )

@@ -267,11 +267,11 @@ class Scheduler:
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
             if scans:
-                if self._sequences is not None and (heads or self._sequences.aside):
-                    claimed = {*claimed, *self._sequences.aside.values(), *(key for key, _ in heads)}
+                if heads:
+                    claimed = {*claimed, *(key for key, _ in heads)}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
-                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
+                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues, aside=False)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             taken = self._claim_all(heads + rows)
             self._context.pace.claimed([claim for claim, _ in taken], limits, self.freed)

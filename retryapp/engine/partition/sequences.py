@@ -96,6 +96,8 @@ class Sequences:
         self._lines: dict[bytes, Line] = {}
         self._ready: dict[bytes, None] = {}
         """Sequences whose head has a row that may run, unless it is not due yet, in their turn."""
+        self._table: PendingTable
+        """That of `load`, which comes first."""
         self.aside: dict[bytes, bytes] = {}
         """Keys of due rows that are not heads (the handler had no order when they failed), by identity."""
         self._reached = start_offset
@@ -124,6 +126,7 @@ class Sequences:
 
     async def load(self, table: PendingTable) -> None:
         """Learn which rows earlier sessions have left, a few at a time."""
+        self._table = table
         after: bytes | None = None
         while rows := table.page(after, _LOAD_ROWS):
             for key, value in rows:
@@ -290,10 +293,16 @@ class Sequences:
         is_head = line is not None and bool(line.rows) and line.rows[0] == identity and not self._is_early(identity)
         if line is not None and is_head and not self._is_busy(name, line):
             line.running, line.failed = True, not row.held
-            self.aside.pop(identity, None)
+            self._take_up(identity)
             return True
         self.aside[identity] = key
+        self._table.put_aside(key)
         return False
+
+    def _take_up(self, identity: bytes) -> None:
+        """Have a scan find a row again, if it was put aside."""
+        if (key := self.aside.pop(identity, None)) is not None:
+            self._table.take_up(key)
 
     def left(self, key: bytes, value: bytes) -> None:
         """Note that a row was not claimed that `heads` may have returned."""
@@ -389,14 +398,14 @@ class Sequences:
 
     def removed(self, identity: bytes, key: bytes | None) -> None:
         """Note that a row goes that waits, and has no claim."""
-        self.aside.pop(identity, None)
+        self._take_up(identity)
         name = self.name(key)
         if name is not None and (line := self._lines.get(name)) is not None:
             self._remove(name, line, identity)
 
     def _lose(self, identity: bytes) -> None:
         """Note that a row goes whose sequence it does not tell any more."""
-        self.aside.pop(identity, None)
+        self._take_up(identity)
         for name, line in list(self._lines.items()):
             self._remove(name, line, identity)
 
@@ -410,7 +419,7 @@ class Sequences:
 
     def moved(self, identity: bytes, row: PendingRow) -> None:
         """Note that a row gets another time or hold, and so another key: it may run once that is in the table."""
-        self.aside.pop(identity, None)
+        self._take_up(identity)
         name = self.name(row.key)
         line = None if name is None else self._lines.get(name)
         if name is None or line is None:

@@ -122,7 +122,7 @@ class Session:
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
         calls = {"deliver": self._recall.take, "submit": self._submit, "over": lambda: self.over}
-        self._redelivery = begin_redelivery(context, transport, start, **calls)
+        self._redelivery = begin_redelivery(context, transport, start, **calls, waited_for=self._lost_rows.waits_for)
         take = self._recall.take if self._redelivery is None else self._redelivery.take
         facts = context, main.partition, transport.pending, take, self.sequences, wanted, commanded
         self.scheduler = self._recall.scheduler = Scheduler(*facts, self._held)
@@ -298,7 +298,7 @@ class Session:
         if self._suspects is not None:
             self._suspects.pass_over()
         if self._redelivery is not None:
-            self._redelivery.hurry(run.place)
+            self._redelivery.hurry()
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""

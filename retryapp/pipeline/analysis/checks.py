@@ -5,7 +5,7 @@ A failed check of severity ``error`` makes the command exit with 1; ``warn`` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,11 +53,9 @@ class _Check:
     text: str
     wrong: Column
     shown: tuple[str, ...]
-    count: Column | None = None  # how often a wrong row fails; None: once
 
 
 def of_readings(readings: DataFrame) -> list[Verdict]:
-    """Check what the archive's records say."""
     place = ("topic", "found_partition", "found_offset")
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
@@ -79,8 +77,7 @@ def of_readings(readings: DataFrame) -> list[Verdict]:
 def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
     """Check journeys; return ``count`` too, and ``first_ms``, ``low_ms`` and ``high_ms`` of what they tell."""
     early = F.filter("attempts", lambda attempt: attempt["lateness_ms"] < 0)
-    tried = journeys.withColumn("early", early).withColumn("late", F.get("early", 0))
-    shown = tried.select("*", F.col("late.delivery").alias("delivery"), F.col("late.lateness_ms").alias("lateness_ms"))
+    shown = journeys.withColumn("early", F.get(early, 0)).select("*", "early.delivery", "early.lateness_ms")
     sums = {
         "count": F.count(F.lit(1)),
         "first_ms": F.least(F.min("first_failed_ms"), F.min("ended_ms"), F.min("last_timestamp_ms")),
@@ -92,8 +89,8 @@ def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
     return _judge(shown, sums,
         _Check("journeys.reason is known", ERROR, f"rows whose reason is none of {', '.join(REASONS)}",
                F.col("fate").isin("dead", "discarded") & ~F.col("reason").isin(*REASONS), ("failure_id", "reason")),
-        _Check("no attempt was early", ERROR, "attempts that began before they were due",
-               F.size("early") > 0, ("failure_id", "delivery", "lateness_ms"), F.size("early")),
+        _Check("no attempt was early", ERROR, "records with attempts that began before they were due",
+               F.col("early").isNotNull(), ("failure_id", "delivery", "lateness_ms")),
         _Check("no hand-off is there twice", WARN, "records that were handed off more than once",
                F.col("copies") > 0, ("failure_id", "copies")),
         _Check("every attempt is archived", WARN,
@@ -121,36 +118,27 @@ def _usual(begin_ms: Column, end_ms: Column) -> dict[str, Column]:
     return {"low_ms": F.get(low, apart), "high_ms": F.get(high, apart)}
 
 
-def of_ledger(ledger: Iterable[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
+def of_ledger(ledger: Sequence[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
     """Check the partitions of the ledger; what is missing where there are ``losses`` fails ``of_losses`` alone."""
-    rows = list(ledger)
+    place = ("group", "main", "partition")
+    explained = [[loss.get(name) for name in place] for loss in losses]
+    wrong = {
+        column: [[row[name] for name in (*place, column)] for row in ledger if row[column] > 0]
+        for column in ("lost", "extra", "gaps", "overlaps")
+    }
+    is_explained = wrong["lost"] and all(row[:-1] in explained for row in wrong["lost"])
     holes = "partitions with offsets that no progress event covers: they were set by hand, or an event is missing"
-
-    def judge(name: str, severity: str, text: str, column: str, wrong: Iterable[Row]) -> Verdict:
-        places = ("group", "main", "partition", column)
-        examples = [" ".join(str(row[each]) for each in places) for row in wrong]
-        return verdict(f"ledger: {name}", severity, text, examples)
-
-    def above(column: str) -> list[Row]:
-        return [row for row in rows if row[column] > 0]
-
-    def is_explained(row: Row) -> bool:
-        place = ("group", "main", "partition")
-        return any([each.get(name) for name in place] == [row[name] for name in place] for each in losses)
-
-    lost = above("lost")
-    severity = WARN if lost and all(map(is_explained, lost)) else ERROR
-    # fmt: off
+    found = (
+        ("what failed has left a trace", WARN if is_explained else ERROR, "lost",
+         "partitions in which more records failed than have a journey"),
+        ("no trace without a failure", ERROR, "extra", "partitions in which more records have a journey than failed"),
+        ("workers counted without holes", WARN, "gaps", holes),
+        ("workers counted nothing twice", WARN, "overlaps", "partitions with offsets that two progress events cover"),
+    )  # fmt: skip
     return [
-        judge("what failed has left a trace", severity, "partitions in which more records failed than have a journey",
-              "lost", lost),
-        judge("no trace without a failure", ERROR, "partitions in which more records have a journey than failed",
-              "extra", above("extra")),
-        judge("workers counted without holes", WARN, holes, "gaps", above("gaps")),
-        judge("workers counted nothing twice", WARN, "partitions with offsets that two progress events cover",
-              "overlaps", above("overlaps")),
+        verdict(f"ledger: {name}", severity, text, [" ".join(map(str, row)) for row in wrong[column]])
+        for name, severity, column, text in found
     ]
-    # fmt: on
 
 
 def of_losses(losses: Sequence[Row]) -> list[Verdict]:
@@ -184,7 +172,6 @@ def of_age(analysed_ms: int, *, now_ms: int, within_ms: int, since_ms: int | Non
 
 
 def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:
-    """Return the result of a check that found these rows."""
     return Verdict(name, severity, len(examples), text if examples else HOLDS, tuple(examples[:EXAMPLES]))
 
 
@@ -193,13 +180,13 @@ def _judge(frame: DataFrame, more: Mapping[str, Column], *checks: _Check) -> tup
     sums = [column.alias(name) for name, column in more.items()]
     for number, check in enumerate(checks):
         shown = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in check.shown))
-        example, times = F.when(check.wrong, shown), F.lit(1) if check.count is None else check.count
-        total = F.coalesce(F.sum(F.when(check.wrong, times)), F.lit(0))
-        sums += [total.alias(f"n{number}"), F.min(example).alias(f"a{number}"), F.max(example).alias(f"z{number}")]
+        example = F.when(check.wrong, shown)
+        sums += [F.count_if(check.wrong).alias(f"n{number}")]
+        sums += [F.min(example).alias(f"a{number}"), F.max(example).alias(f"z{number}")]
     (row,) = frame.agg(*sums).collect()
     found = []
     for number, check in enumerate(checks):
-        failures = int(row[f"n{number}"])
+        failures = row[f"n{number}"]
         examples = tuple(dict.fromkeys((row[f"a{number}"], row[f"z{number}"]))) if failures else ()
         found.append(Verdict(check.name, check.severity, failures, check.text if failures else HOLDS, examples))
     return found, row.asDict()

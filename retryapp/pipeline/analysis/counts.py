@@ -16,7 +16,7 @@ from pyspark.sql.window import Window
 from retryapp.pipeline.analysis.cuts import Cut, is_present
 from retryapp.pipeline.analysis.journeys import has_failed
 from retryapp.pipeline.analysis.schemas import CUT, PROGRESS
-from retryapp.pipeline.schemas import to_frame
+from retryapp.pipeline.schemas import struct, to_frame
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
@@ -167,16 +167,12 @@ def retention(
     past that time, or went with the topic, ``within_day`` and ``within_week`` will be; ``next_loss_ms`` is when the
     next one is.
     """
-    limits = {topic: length_ms for topic, length_ms in kept_ms.items() if length_ms is not None}
-    by_topic = F.map_from_arrays(
-        F.lit(list(limits)).cast("array<string>"), F.lit(list(limits.values())).cast("array<bigint>")
-    )
+    topics = [(topic, lives.get(topic), length_ms) for topic, length_ms in kept_ms.items()]
+    columns = struct("last_topic string, last_life string, retention_ms long")
+    present = to_frame(journeys.sparkSession, topics, columns).withColumn("was_deleted", F.lit(False))
     letters = (F.col("fate") == "dead") & ~F.col("last_topic").endswith(".events")
-    present = [f"{topic} {lives.get(topic)}" for topic in kept_ms]
-    was_deleted = F.col("was_deleted")
-    limit = F.when(~was_deleted, F.try_element_at(by_topic, F.col("last_topic")))
-    dead = journeys.where(letters).withColumn("was_deleted", ~F.concat_ws(" ", "last_topic", "last_life").isin(present))
-    dead = dead.withColumn("retention_ms", limit)
+    dead = journeys.where(letters).join(F.broadcast(present), on=["last_topic", "last_life"], how="left")
+    dead = dead.withColumn("was_deleted", F.coalesce("was_deleted", F.lit(True)))
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
 
     def within(most_ms: int) -> Column:
@@ -185,7 +181,7 @@ def retention(
     found = dead.groupBy("group", "main", F.col("last_topic").alias("topic"), "was_deleted").agg(
         F.max("retention_ms").alias("retention_ms"),
         F.count(F.lit(1)).alias("dead"),
-        F.count_if(was_deleted | (left <= 0)).alias("gone"),
+        F.count_if(F.col("was_deleted") | (left <= 0)).alias("gone"),
         within(DAY_MS).alias("within_day"),
         within(7 * DAY_MS).alias("within_week"),
         F.min(F.when(left > 0, left + F.lit(now_ms))).alias("next_loss_ms"),

@@ -29,20 +29,19 @@ class Derived:
         self._lake = lake
         self._files = lake.files
 
-    def place(self, name: str, run_id: str | None = None) -> str:
-        """Return the URI of a table, of a run."""
-        return self._lake.table("/".join([DERIVED, *([] if run_id is None else [run_id]), name]))
+    def _place(self, *names: str) -> str:
+        return self._lake.table("/".join((DERIVED, *names)))
 
     def read(self, name: str, *run_ids: str) -> DataFrame:
         """Return a table of these runs; of none: as the last run left it that ended in order."""
         run_ids = run_ids or _runs_of(self.last_result(), name)
-        places = (literal(self.place(name, each)) for each in run_ids)
+        places = (literal(self._place(each, name)) for each in run_ids)
         return self._lake.spark.read.schema(DERIVED_TABLES[name]).parquet(*places)
 
     def put(self, name: str, frame: DataFrame, run_id: str) -> DataFrame:
         """Write a table of a run; return it as it was written."""
         columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in DERIVED_TABLES[name]]
-        frame.select(*columns).write.parquet(self.place(name, run_id))
+        frame.select(*columns).write.parquet(self._place(run_id, name))
         return self.read(name, run_id)
 
     def result(self) -> dict[str, Any] | None:
@@ -50,7 +49,7 @@ class Derived:
         names = self._results()
         for name in reversed(names):
             try:
-                facts = dict(json.loads(self._files.read(self.place(name)) or ""))
+                facts = dict(json.loads(self._files.read(self._place(name)) or ""))
             except ValueError:
                 continue  # half written: the one before is removed after it
             return facts if facts.get("version") == ANALYSIS_VERSION else None
@@ -68,7 +67,7 @@ class Derived:
         result = self.result()
         if result is None:
             return None
-        places = (self.place(name, each) for name in DERIVED_TABLES for each in _runs_of(result, name))
+        places = (self._place(each, name) for name in DERIVED_TABLES for each in _runs_of(result, name))
         return result if all(map(self._files.exists, places)) else None
 
     def put_result(self, facts: Mapping[str, Any]) -> None:
@@ -83,11 +82,11 @@ class Derived:
         before = former.get("before" if former.get("run_id") == facts["run_id"] else "run_id")
         text = json.dumps({"version": ANALYSIS_VERSION, **facts, "before": before}, ensure_ascii=False)
         name = f"{_RESULT}.{number:09d}.json"
-        if not self._files.create(self.place(name), text) and self._files.read(self.place(name)) != text:
+        if not self._files.create(self._place(name), text) and self._files.read(self._place(name)) != text:
             raise OtherRunError("analyse", f"another run has written {name}")
         for each in self._files.names(self._lake.table(DERIVED)):
             if each not in {facts["run_id"], before, name, *facts["readings"]}:
-                self._files.remove(self.place(each))
+                self._files.remove(self._place(each))
 
     def _results(self) -> list[str]:
         names = self._files.names(self._lake.table(DERIVED))
@@ -95,5 +94,4 @@ class Derived:
 
 
 def _runs_of(result: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the folders of a table."""
     return tuple(result["readings"]) if name == READINGS_TABLE else (result["run_id"],)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+from collections.abc import Iterable
+from itertools import accumulate, groupby
 from math import expm1
 from operator import itemgetter
 from typing import Any, Final
@@ -94,12 +95,9 @@ def delays_of(delays: DataFrame) -> list[Row]:
 def lateness(delays: Iterable[Row]) -> list[Row]:
     """Return how late attempts began, by group, main and tier, and with tier None in all."""
     late = [row for row in delays if row["kind"] == LATE]
-    of_tiers = quantiles(row for row in late if row["tier"] is not None)
-    of_all = quantiles({**row, "tier": None} for row in late)
-    rows = [
-        {"group": group, "main": main, "tier": tier, **found}
-        for (group, main, tier), found in (of_all | of_tiers).items()
-    ]
+    of_tiers = (row for row in late if row["tier"] is not None)
+    found = quantiles([*of_tiers, *({**row, "tier": None} for row in late)])
+    rows = [{"group": group, "main": main, "tier": tier, **each} for (group, main, tier), each in found.items()]
     return sorted(rows, key=lambda row: (row["group"], row["main"], row["tier"] or ""))
 
 
@@ -113,19 +111,14 @@ def quantiles(delays: Iterable[Row]) -> dict[tuple[str, str, str | None], Row]:
         longest[place] = max(longest.get(place, row["max_ms"]), row["max_ms"])
     found = {}
     for place, counted in buckets.items():
-        total, most = counted.total(), longest[place]
-        known = {name: min(most, _quantile(counted, share * total)) for name, share in QUANTILES.items()}
-        found[place] = {"attempts": total, **known, "max_ms": most, "early": counted[-1]}
+        lengths, most = sorted(counted), longest[place]
+        sums = list(accumulate(map(counted.__getitem__, lengths)))
+        known = {
+            name: min(most, length_of(lengths[bisect_left(sums, share * sums[-1])]))
+            for name, share in QUANTILES.items()
+        }
+        found[place] = {"attempts": sums[-1], **known, "max_ms": most, "early": counted[-1]}
     return found
-
-
-def _quantile(counted: Mapping[int, int], rank: float) -> int:
-    so_far = 0
-    for bucket in sorted(counted):
-        so_far += counted[bucket]
-        if so_far >= rank:
-            return length_of(bucket)
-    raise ValueError(rank)
 
 
 def length_of(bucket: int) -> int:

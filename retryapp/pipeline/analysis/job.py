@@ -80,38 +80,31 @@ class Analysis:
             "losses": losses, "archive": place_of(next(self._tables.commits())),
         }  # fmt: skip
         former = self._derived.whole_result()
-        if former is not None and former["state"] == state:
-            return self._unchanged({**former, **reached}, began_ms)
-        read = self._read(state, former, run_id)
-        made = self._make(read, taken, losses, run_id)
-        verdicts = made.pop("verdicts")
+        facts = former if former is not None and former["state"] == state else None
+        is_new = facts is None
+        if facts is None:
+            read = self._read(state, former, run_id)
+            made = self._make(read, taken, losses, run_id)
+            facts = {**made, "run_id": run_id, "state": state, "readings": read}
         ended_ms = self._now_ms()
-        facts = {**made, **reached, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
-        self._derived.put_result({**facts, "run_id": run_id, "state": state, "readings": read})
-        return Analysed(groups, run_id, True, made["journeys"], ended_ms - began_ms, tuple(verdicts))
-
-    def _unchanged(self, former: Mapping[str, Any], began_ms: int) -> Analysed:
-        now_ms = self._now_ms()
-        verdicts = tuple(Verdict(**{**each, "examples": tuple(each["examples"])}) for each in former["checks"])
-        groups, run_id = tuple(former["state"]["groups"]), former["run_id"]
-        self._derived.put_result({**former, "analysed_ms": now_ms})
-        return Analysed(groups, run_id, False, former["journeys"], now_ms - began_ms, verdicts)
+        self._derived.put_result({**facts, **reached, "analysed_ms": ended_ms})
+        verdicts = tuple(Verdict(**{**each, "examples": tuple(each["examples"])}) for each in facts["checks"])
+        return Analysed(groups, facts["run_id"], is_new, facts["journeys"], ended_ms - began_ms, verdicts)
 
     def _read(self, state: Mapping[str, Any], former: Mapping[str, Any] | None, run_id: str) -> list[str]:
         """Read the records that the former run has not; return the folders with the readings of all.
 
         What was erased or expired since is in none of them: then all are read anew.
         """
-        known, since = list[str](), None
-        if former is not None and former["state"]["groups"] == state["groups"]:
-            known = former["readings"] if len(former["readings"]) < MOST_PIECES else []
-            since = former["state"]["archive"] if known else None
-        files = self._tables.added_between(since, state["archive"])
-        if files == [] and known:
+        known, files = list[str](), None
+        groups, archive = state["groups"], state["archive"]
+        if former is not None and former["state"]["groups"] == groups and len(former["readings"]) < MOST_PIECES:
+            known, files = former["readings"], self._tables.added_between(former["state"]["archive"], archive)
+        if files == []:
             return known
-        records = self._tables.read_files(files) if files else self._tables.read(state["archive"])
+        records = self._tables.read(archive) if files is None else self._tables.read_files(files)
         piece = f"{READINGS_TABLE}-{run_id}"
-        self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*state["groups"]))), piece)
+        self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*groups))), piece)
         return [piece] if files is None else [*known, piece]
 
     def _make(
@@ -154,7 +147,7 @@ class Analysis:
             *checks.of_cut(forgotten, [f"{each.group} {main}" for each in taken for main in each.gone]),
         ]
         facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms}
-        return {**facts, **found, "verdicts": verdicts}
+        return {**facts, **found, "checks": list(map(asdict, verdicts))}
 
 
 def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
@@ -166,17 +159,14 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
     rows = [row for each in taken for row in each.rows]
     if all(row[-1] is not None for row in rows):
         return rows, []
-    said = (F.col(f"said.{name}") for name in ("kind", "topic_id", "partition", "offset", "to_offset"))
-    found = readings.select("group", "main", "epoch", "found_offset", *said)
-    counted = found.where(F.col("kind") == "progress").groupBy("group", "main", "partition")
-    at = F.struct("epoch", "found_offset")
-    reached = {tuple(row[:3]): row[3] for row in counted.agg(F.max_by("to_offset", at)).collect()}
-    failed = found.where(F.col("topic_id").isNotNull()).groupBy("group", "main", "topic_id", "partition")
-    traced = {tuple(row[:4]): row[4] + 1 for row in failed.agg(F.max("offset")).collect()}
+    at = F.when(F.col("said.kind") == "progress", F.struct("epoch", "found_offset"))
+    places = readings.groupBy("group", "main", "said.topic_id", "said.partition")  # of counts the topic is not known
+    ends = places.agg(F.coalesce(F.max_by("said.to_offset", at), F.max("said.offset") + 1)).collect()
+    reached = {tuple(row[:4]): row[4] or 0 for row in ends}
     known, forgotten = list[tuple[Any, ...]](), list[str]()
     for cluster_id, group, main, topic_id, number, offset in rows:
         if offset is None:
-            offset = max(reached.get((group, main, number), 0), traced.get((group, main, topic_id, number), 0))
+            offset = max(reached.get((group, main, each, number), 0) for each in (None, topic_id))
             forgotten += [f"{group} {main} {number}"] if offset else []
         known.append((cluster_id, group, main, topic_id, number, offset))
     return known, forgotten

@@ -106,6 +106,8 @@ def outages(rows: Iterable[Row], *, bin_ms: int, until_ms: int) -> list[Row]:
         ours.sort(key=_bin)
         length_ms = _length(ours, bin_ms)
         for hot, usual, is_followed in _islands(_intervals(ours, length_ms), length_ms):
+            if sum(each.failed for each in hot) < LEAST_FAILURES:
+                continue
             begin_ms, end_ms = hot[0].begin_ms, hot[-1].begin_ms + length_ms
             inside = ours[bisect_left(ours, begin_ms, key=_bin) : bisect_left(ours, end_ms, key=_bin)]
             bad = [row for row in inside if row["fingerprint"]]
@@ -144,7 +146,7 @@ def _intervals(rows: Sequence[Row], length_ms: int) -> list[Interval]:
 
 
 def _islands(intervals: Sequence[Interval], length_ms: int) -> Iterable[tuple[list[Interval], float, bool]]:
-    """Yield the intervals of each outage, the usual ratio before it, and whether calm ones followed.
+    """Yield the intervals of what may be an outage, the usual ratio before it, and whether calm ones followed.
 
     Nothing for ``LONGEST_MS`` ends one too.
     """
@@ -152,30 +154,21 @@ def _islands(intervals: Sequence[Interval], length_ms: int) -> Iterable[tuple[li
     before = deque[Interval](maxlen=HISTORY)
     hot, usual, calm = list[Interval](), 0.0, list[Interval]()
     for each in intervals:
-        if hot and each.begin_ms - (calm or hot)[-1].begin_ms > length_ms + LONGEST_MS:
-            if _counts(hot):
-                yield hot, usual, False
-            before.extend(calm)
-            hot, calm = [], []
+        is_followed = len(calm) > GAP
+        if hot and (is_followed or each.begin_ms - (calm or hot)[-1].begin_ms > length_ms + LONGEST_MS):
+            yield hot, usual, is_followed
+            hot = []
         if not hot:
+            before.extend(calm)
+            calm = []
             usual = _ratio(before if len(before) >= LEAST_HISTORY else half)
         if _is_hot(each, usual):
             hot.append(each)
             calm = []
-            continue
-        calm.append(each)
-        if hot and len(calm) <= GAP:
-            continue
-        if _counts(hot):
-            yield hot, usual, True
-        before.extend(calm)
-        hot, calm = [], []
-    if _counts(hot):
-        yield hot, usual, False
-
-
-def _counts(hot: Sequence[Interval]) -> bool:
-    return sum(each.failed for each in hot) >= LEAST_FAILURES
+        else:
+            calm.append(each)
+    if hot:
+        yield hot, usual, len(calm) > GAP
 
 
 def _ratio(intervals: Iterable[Interval]) -> float:

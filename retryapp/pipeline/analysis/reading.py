@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,25 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
+from retryapp.core import headers as H
 from retryapp.core.control import Verb, mark_of
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, RetryAppError
-from retryapp.core.headers import (
-    RETRY_ATTEMPT,
-    RETRY_DUE_MS,
-    RETRY_ERROR_MESSAGE,
-    RETRY_ERROR_TYPE,
-    RETRY_FINGERPRINT,
-    RETRY_GROUP,
-    RETRY_LAST_FAILED_MS,
-    RETRY_MARK,
-    RETRY_ORIGIN_TIMESTAMP_MS,
-    RETRY_POLICY,
-    RETRY_REASON,
-    RETRY_REPLAYS,
-    RETRY_STARTED_MS,
-    RETRY_TIER,
-    reader_of,
-)
 from retryapp.core.lifecycle import (
     Commanded,
     Held,
@@ -93,26 +75,26 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Said:
 
 def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:
     """Read the headers that the analysis needs: all of them, with traceback and history, take two to five times."""
-    read = reader_of(headers)
+    read = H.reader_of(headers)
     if read is None:
         return (*_NOTHING[:-1], NO_HEADERS)
-    if RETRY_MARK in read.found:
+    if H.RETRY_MARK in read.found:
         return _read_mark(headers, value)
     read.version()
     number, name, place, is_dead = read.number, read.name, read.origin(), station == DLQ
-    attempt, delivery = number(RETRY_ATTEMPT), read.delivery()
-    replays = number(RETRY_REPLAYS) if RETRY_REPLAYS in read.found else 0
-    due_at_ms = None if is_dead else number(RETRY_DUE_MS)
-    times = read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), number(RETRY_STARTED_MS), number(RETRY_LAST_FAILED_MS)
+    attempt, delivery = number(H.RETRY_ATTEMPT), read.delivery()
+    replays = number(H.RETRY_REPLAYS) if H.RETRY_REPLAYS in read.found else 0
+    due_at_ms = None if is_dead else number(H.RETRY_DUE_MS)
+    times = read.timestamp(H.RETRY_ORIGIN_TIMESTAMP_MS), number(H.RETRY_STARTED_MS), number(H.RETRY_LAST_FAILED_MS)
     if not (
         0 < max(delivery, replays) <= MAX_COUNT and attempt <= delivery and max(*times, due_at_ms or 0) <= MAX_EPOCH_MS
     ):
-        raise DamagedMetadataError(RETRY_ATTEMPT, "it, or another number of this record, is out of range")
+        raise DamagedMetadataError(H.RETRY_ATTEMPT, "it, or another number of this record, is out of range")
     return (
-        station, failure_id(name(RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0], replays,
-        attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(RETRY_TIER),
-        name(RETRY_REASON) if is_dead else None, name(RETRY_POLICY), name(RETRY_ERROR_TYPE),
-        read.text(RETRY_ERROR_MESSAGE), name(RETRY_FINGERPRINT), *_NOTHING[19:],
+        station, failure_id(name(H.RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0],
+        replays, attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(H.RETRY_TIER),
+        name(H.RETRY_REASON) if is_dead else None, name(H.RETRY_POLICY), name(H.RETRY_ERROR_TYPE),
+        read.text(H.RETRY_ERROR_MESSAGE), name(H.RETRY_FINGERPRINT), *_NOTHING[19:],
     )  # fmt: skip
 
 
@@ -156,22 +138,13 @@ def _read_event(value: bytes) -> Said:
 def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
     if not len(station):
         return pa.nulls(0, _TYPES)
-    with _no_collection():
+    gc.disable()  # it would walk a batch's many objects again and again; none of them is in a cycle
+    try:
         read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
         columns = [pa.array(column, field.type) for column, field in zip(zip(*read, strict=True), _TYPES, strict=True)]
         return pa.StructArray.from_arrays(columns, fields=list(_TYPES))
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from walking a batch's many objects again and again; none of them is in a cycle."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()
 
 
 def header_tuples(headers: pa.Array) -> list[Headers]:
@@ -187,7 +160,7 @@ def header_tuples(headers: pa.Array) -> list[Headers]:
 def readings_of(records: DataFrame) -> DataFrame:
     """Return what rows of the archive say: ``schemas.READINGS``, one row for each."""
     is_event = F.col("station") == F.lit(EVENTS)
-    marked = F.exists("headers", lambda header: header["key"] == F.lit(RETRY_MARK))  # null where it has none at all
+    marked = F.exists("headers", lambda header: header["key"] == F.lit(H.RETRY_MARK))  # null where it has none at all
     is_mark = (F.col("station") == F.lit(DLQ)) & F.coalesce(marked, F.lit(False))
     none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
     make: Any = arrow_udf  # its types do not know a plain function of arrays

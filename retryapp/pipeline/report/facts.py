@@ -17,7 +17,7 @@ from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.outages import OTHERS, by_interval, of_counted_time, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
-from retryapp.pipeline.decisions import Decisions, judged
+from retryapp.pipeline.decisions import judged
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
 from retryapp.pipeline.session import beside
@@ -74,7 +74,7 @@ def collect(
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
     age = of_age(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
-    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], *map(asdict, age))]
+    checks = [*result["checks"], *map(asdict, age)]
     funnel = figures.funnel(ways, is_window=since_ms is not None)
     tables = {
         "funnel": [row for row in funnel if row["attempt"] <= ATTEMPTS],
@@ -116,9 +116,8 @@ def causes_of(lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: i
     if begin_ms is not None and result["began_ms"] > 2 * begin_ms - until_ms:
         for row in found:  # the archive has not all of the time before: fewer then does not say more now
             row["before"] = None if row["records"] > row["before"] else row["before"]
-    decided = Decisions(lake).current()
     new_ms = until_ms - DAY_MS if begin_ms is None else begin_ms
-    return judged(found, decided, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
+    return judged(lake, found, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
 
 
 def build(tables: Mapping[str, Any], cost: Sequence[Facts], counted: Mapping[str, int] | None = None) -> Facts:

@@ -69,16 +69,11 @@ def _failed_checks(facts: Mapping[str, Any]) -> Iterator[Entry]:
 
 def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
     for row in facts["retention"]:
-        soon = row["within_day"] or row["within_week"]
-        if not soon:
-            continue
-        when = "24 hours" if row["within_day"] else "7 days"
-        level, title = (
-            "act" if row["within_day"] else "look",
-            f"{row['topic']} loses {counted(soon, 'dead letter')} within {when}",
-        )
-        text = f"Save what you still need. {_STAYS} Afterwards only the archive has them."
-        yield _entry(level, title, text, _command(facts, "dead list", row))
+        if soon := row["within_day"] or row["within_week"]:
+            level, when = ("act", "24 hours") if row["within_day"] else ("look", "7 days")
+            title = f"{row['topic']} loses {counted(soon, 'dead letter')} within {when}"
+            text = f"Save what you still need. {_STAYS} Afterwards only the archive has them."
+            yield _entry(level, title, text, _command(facts, "dead list", row))
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:

@@ -75,7 +75,7 @@ def _close_locks() -> None:  # or Python warns of open files
         lock.close()
 
 
-def free_port(host: str, first: int, attempts: int = 200, *, setting: str = "RETRYAPP_WEB_PORT or --port") -> int:
+def free_port(host: str, first: int, attempts: int = 200, *, setting: str = "RETRYAPP_WEB_PORT") -> int:
     """Return the first port from `first` on, which `setting` says, that is free and that no other worker has chosen.
 
     Raises:

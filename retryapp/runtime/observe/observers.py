@@ -4,7 +4,8 @@ The message is a constant event id (``retryapp.retry_scheduled``); the facts are
 units in their names. ``FactsFormatter`` shows them in plain text. No observation holds a payload.
 
 A line for each attempt would cost a third of the processor time. So a cause of failures is logged when it has not been
-seen for ``CAUSE_S``, and what became of failed records as one line per handler and second.
+seen for ``CAUSE_S``, and what became of failed records as one line per handler and second. An error that lanes meet
+again and again has a line at growing pauses, with how often it came (`observe.repeats`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final, get_args
 
 from typing_extensions import override
@@ -24,6 +25,7 @@ from retryapp.core.classify import DeadReason, Verdict
 from retryapp.core.traces import qualified_name
 from retryapp.lookup.instants import iso_text
 from retryapp.ports import Event, Observation, Observer
+from retryapp.runtime.observe.repeats import LaneFailures
 
 EVENT_LOGGER: Final = "retryapp.events"  # name of the logger that observations go to
 
@@ -73,6 +75,7 @@ _SUMMED: Final = {
     Event.LETTER_FAILED: "letters_failed",
     Event.SKIPPED: "skipped",
 }
+_ENDS_OF_LANES: Final = frozenset({Event.LANE_OPENED, Event.LANE_CLOSED})
 _DEADLY: Final = frozenset({Event.DEAD, Event.DISCARDED, Event.LETTER_FAILED})
 _UNSHOWN: Final = "dead_without_line"
 _DECIDED: Final = frozenset({DeadReason.REJECTED, DeadReason.NON_RETRYABLE})  # by handler or policy: no fault of ours
@@ -108,6 +111,7 @@ class LogObserver(Observer):
         self._logger = logging.getLogger(EVENT_LOGGER)
         self._causes: dict[tuple[str, str | None], float] = {}  # when each was seen last, in that order
         self._sums: dict[str, Counter[str]] = {}
+        self._lanes = LaneFailures()
 
     @override
     def observe(self, observation: Observation) -> None:
@@ -115,6 +119,13 @@ class LogObserver(Observer):
         event_id, level = EVENT_IDS[event]
         if event is Event.FAILED:
             self._note_cause(observation)
+        elif event is Event.LANE_FAILED:
+            if (count := self._lanes.failed(observation, time.monotonic())) is None:
+                level = logging.DEBUG
+            else:
+                observation = replace(observation, count=count)
+        elif event in _ENDS_OF_LANES:
+            self._lanes.ended(observation.handler, observation.partition)
         elif event in _SUMMED and (event is not Event.SUCCEEDED or (observation.attempt or 1) > 1):
             sums = self._add(observation)
             if event in _DEADLY and sums[_SUMMED[event]] > MOST_DEAD_LINES:

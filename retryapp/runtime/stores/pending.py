@@ -78,6 +78,8 @@ class RocksPendingTable(RocksTable, PendingTable):
         super().__init__(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
         self._passed: set[bytes] = set()
         """The rows below the cursors: an earlier look found them claimed. It may have others."""
+        self._aside: set[bytes] = set()
+        """Rows that were put aside, below the cursors and above them; none of the former is among those."""
         self._removed = self._recovering = 0
 
     @property
@@ -99,12 +101,13 @@ class RocksPendingTable(RocksTable, PendingTable):
         *,
         max_bytes: int | None = None,
         most: Mapping[int, int] = {},
+        aside: bool = True,
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         bound = due_order(due_bound(now_ms + 1))
         found: list[tuple[bytes, bytes]] = []
         next_due: int | None = None
         size = 0
-        for key, value in self._rows(claimed=claimed, most=most):
+        for key, value in self._rows(claimed=claimed, most=most, aside=aside):
             size += len(value)
             too_much = bool(found) and max_bytes is not None and size > max_bytes
             if due_order(key) >= bound or len(found) >= limit or too_much:
@@ -112,6 +115,17 @@ class RocksPendingTable(RocksTable, PendingTable):
                 break
             found.append((key, value))
         return found, next_due
+
+    @override
+    def put_aside(self, key: bytes) -> None:
+        self._aside.add(key)  # first: pages, which are read in threads, find it in one of both
+        self._passed.discard(key)
+
+    @override
+    def take_up(self, key: bytes) -> None:
+        if key in self._aside:
+            self._passed.add(key)
+            self._aside.discard(key)
 
     @override
     def get(self, key: bytes) -> bytes | None:
@@ -159,7 +173,7 @@ class RocksPendingTable(RocksTable, PendingTable):
         self._removed += len(rows)
         if self._removed >= _PURGE_ROWS:
             for queue, cursor in self._cursors.items():
-                first = min((cursor, *(key for key in self._passed if queue_in(key) == queue)))
+                first = min((cursor, *(key for key in self._passed | self._aside if queue_in(key) == queue)))
                 if first > _start_of(queue):
                     batch.delete_range(_start_of(queue), first)
             self._removed = 0
@@ -201,6 +215,7 @@ class RocksPendingTable(RocksTable, PendingTable):
                 counts[waited_in.decode()] -= 1
                 gone[look_up[IDENTITY_AT:_TIER_AT]] += 1
                 self._passed.discard(former)
+                self._aside.discard(former)
         if identities:
             keys = list(map(key_of_row, values, identities))
             for key, value in zip(keys, values, strict=True):
@@ -278,26 +293,30 @@ class RocksPendingTable(RocksTable, PendingTable):
         most: Mapping[int, int] = {},
         *,
         follow: bool = True,
+        aside: bool = True,
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows from `start` on that are not claimed, in due order, of a queue at most what `most` says.
+
+        Those that were put aside only with `aside`.
 
         Pages are read in threads of their own, while rows are written: there the cursors must not `follow`, or they
         pass over what has come since the scan began, and it is never due.
         """
         rows = [
-            islice(self._queue(queue, start, claimed, follow), most.get(queue))
+            islice(self._queue(queue, start, claimed, follow=follow, aside=aside), most.get(queue))
             for queue in [*self._cursors]
             if most.get(queue) != 0
         ]
         return rows[0] if len(rows) == 1 else merge(*rows, key=lambda row: due_order(row[0]))
 
     def _queue(
-        self, queue: int, start: bytes, claimed: Collection[bytes], follow: bool
+        self, queue: int, start: bytes, claimed: Collection[bytes], *, follow: bool, aside: bool
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a queue in key order; the cursor may follow."""
         begin, end, cursor = _start_of(queue), _start_of(queue + 1), self._cursors[queue]
         start = in_queue(start, queue) if start else begin
-        for key in sorted(key for key in self._passed.difference(claimed) if start <= key < cursor):
+        passed = (self._passed | self._aside if aside else self._passed).difference(claimed)
+        for key in sorted(key for key in passed if start <= key < cursor):
             value = self._store.get(key)
             if value is not None:
                 yield key, value
@@ -305,8 +324,10 @@ class RocksPendingTable(RocksTable, PendingTable):
         for key, value in self._store.items(max(start, cursor)):
             if key >= end:
                 break
+            if not aside and key in self._aside:
+                continue
             if key in claimed:
-                if passing:
+                if passing and key not in self._aside:
                     self._passed.add(key)
                 continue
             if passing:
@@ -329,7 +350,8 @@ class RocksPendingTable(RocksTable, PendingTable):
         found: list[int] = []
         for queue, cursor in [*self._cursors.items()]:
             start, end = (in_queue(due_bound(at_ms), queue) for at_ms in (start_ms, stop_ms))
-            passed = [key for key in sorted(self._passed) if start <= key < min(cursor, end) and self._store.get(key)]
+            below = sorted(self._passed | self._aside)
+            passed = [key for key in below if start <= key < min(cursor, end) and self._store.get(key)]
             keys = chain(passed, self._store.keys(max(start, cursor), end))
             found += [int.from_bytes(key[2:8], "big") for key in islice(keys, limit)]  # as `parse_row_key` reads it
         return sorted(found)[:limit]

@@ -13,6 +13,7 @@ from confluent_kafka.admin import NewTopic
 from harness.operator import answered
 
 from retryapp.core import marks
+from retryapp.core.errors import TopicMissingError
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
 from retryapp.core.record import Origin
@@ -310,6 +311,26 @@ def test_offsets_that_a_transaction_moves_are_waited_for(shop, book: _Book, writ
     member.close()
     assert found == {(main, 0): 6, (main, 1): 0}
     assert f"{main}[0]" in waits[0]
+
+
+def test_without_their_topic_records_may_be_dead(retryapp: Callable[..., Any], shop, book: _Book):
+    """The ledger took a handler whose dead-letter topic was deleted for one that has none: its records were lost."""
+    book.commit()
+    shop.operator.delete_topic(letters := shop.topology.dlq)
+    done = retryapp("ledger", *shop.place, "--json")
+    (handler,) = done.json["handlers"]
+    assert (done.code, handler["adds_up"], handler["missing_topics"]) == (1, False, [letters])
+    shares = {"received": 6, "done": 3, "pending": 1, "dead": 0, "unknown": 2, "lost": 0}
+    assert {name: handler["total"][name] for name in shares} == shares
+    counted, failed = sorted(handler["problems"], key=lambda problem: problem["offset"] or -1)
+    assert {counted["fault"], failed["fault"]} == {"missing"}
+    assert (counted["failure_id"], failed["failure_id"]) == (None, shop.failure_id(0, 3))
+    assert failed["text"].endswith(f"; a dead letter may have been on {letters}, which is not there")
+    said = retryapp("ledger", *shop.place).out
+    assert f"\n{letters} is not there: its handler keeps no dead letters" in said
+    assert "-A MODULE, in place of --broker, says which it is" in said
+    with pytest.raises(TopicMissingError, match=letters):
+        book.take()
 
 
 def test_a_missing_topic_is_named(retryapp: Callable[..., Any], shop):

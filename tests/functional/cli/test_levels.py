@@ -52,7 +52,7 @@ def test_a_partition_that_is_not_there_is_named(retryapp, shop):
 
 
 CIRCUITS = {
-    "": "circuit of its own. Pause it instead: 'retryapp handler pause'",
+    "": "circuit of its own. Pause it instead: 'retryapp handler pause -A MODULE --why TEXT'",
     'circuits={"ledger": CircuitBreaker()}': "circuit of its own. It has: ledger",
     "circuit=CircuitBreaker()": "circuit bank. It has: its own, without --circuit",
 }
@@ -75,4 +75,5 @@ async def charge(order: bytes) -> None: ...
     more = ("--circuit", "bank") if "circuit=" in declared else ()
     done = retryapp("outage", "open", "-A", group, "--why", "ledger is down", *more)
     assert done.code == 2
-    assert f"the handler of orders has no {CIRCUITS[declared]}" in done.err
+    said = CIRCUITS[declared].replace("MODULE", group)
+    assert f"the handler of orders has no {said}" in done.err

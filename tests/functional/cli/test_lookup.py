@@ -112,8 +112,10 @@ def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):
 def test_without_their_topic_dead_letters_are_not_said_to_be_none(retryapp, shop):
     """From outside a handler that keeps none looks like one whose topic was deleted: both are named."""
     shop.operator.delete_topic(letters := shop.topology.dlq)
-    assert retryapp("dead", "list", *shop.place, "--json").json["missing_topics"] == [letters]
-    assert f"\n{letters} is not there: its handler keeps no dead letters" in retryapp("dead", "list", *shop.place).out
+    said = f"\n{letters} is not there: its handler keeps no dead letters"
+    for words in (("dead", "list"), ("causes",), ("dead", "replay", "--all", "--preview")):
+        assert said in retryapp(*words, *shop.place).out
+        assert retryapp(*words, *shop.place, "--json").json["missing_topics"] == [letters]
     assert (
         "was deleted: by retention, or with its topic"
         in retryapp("dead", "show", *shop.place, shop.failure_id(0, 1)).out
@@ -211,6 +213,7 @@ def test_dead_letters_show_what_their_handler_has_made_of_them(retryapp, shop):
     assert told["mark"] == "failed", "the last letter of this record"
     ledger = retryapp("ledger", *shop.place, "--topic", letters.main, "--json").json
     assert ledger["handlers"][0]["main"] == letters.main, "a handler without dead letters is found without its app"
+    assert ledger["handlers"][0]["missing_topics"] == [], "a handler of dead letters never has any"
 
 
 def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
@@ -245,8 +248,14 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
             "expected an id as lists show it",
         ),
         (["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "other"], "expected an id as lists show it"),
-        (["plan", "-A", "./billing.py"], "no module is named. Give module[:app]"),
+        (["plan", "-A", "./billing.py"], "-A ./billing.py: that is a path, and a module is needed. Give billing in"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
+        (["top", "--url", "http://[::1"], "'--url': 'http://[::1': expected the address of a worker's pages"),
+        (["top", "--url", ""], "'--url': '': expected the address of a worker's pages"),
+        (["ledger", "--broker", "kafka://b:1", "--group", "g"], "'kafka://b:1': expected HOST:PORT, as localhost:9092"),
+        (["ledger", "--broker", "b:port", "--group", "g"], "'--broker': 'b:port': expected HOST:PORT"),
+        (["ledger", "--broker", "", "--group", "g"], "'--broker': '': expected HOST:PORT"),
+        (["handler", "pause", "--why", "\udcff"], "'--why': '\\udcff' is no text in UTF-8"),
         (["doctor"], "--app"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from io import BytesIO, StringIO, TextIOWrapper
@@ -157,6 +158,12 @@ def test_unknown_or_missing_commands_are_usage_errors(retryapp: Callable[..., An
     assert unknown.err == "retryapp: No such command 'nope' (see 'retryapp --help')\n"
     assert "Commands:" in missing.err
     assert all(SUBCOMMANDS[name] in asked.out for name in cli.list_commands(click.Context(cli)))
+
+
+def test_the_package_is_the_command_line() -> None:
+    """Where no script is on the PATH; that was "cannot be directly executed"."""
+    said = subprocess.run([sys.executable, "-m", "retryapp", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("retryapp ")
 
 
 def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from retryapp.cli import worker as cli_worker
+from retryapp.cli._workers import Group
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.doctor.examine import Report
@@ -71,9 +73,12 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good", "--processes", "0"], "--processes"),
         (["wk_good", "--processes", "many"], "'--processes': 'many': expected auto, or a number from 1"),
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
-        (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
-        (["wk_good.py"], "no module 'wk_good.py': leave out '.py'"),
+        (["wk_good.py"], "no module 'wk_good.py': leave out '.py'. Give wk_good in its place"),
+        (["./wk_good.py"], "-A ./wk_good.py: that is a path, and a module is needed. Give wk_good in its place"),
+        (["shop/billing.py:app"], "Give shop.billing:app in its place"),
+        (["/srv/shop/billing.py"], "Give billing in its place, and run it in /srv/shop"),
+        (["../billing"], "Give billing in its place, and run it in /"),
         (["wk_broken"], "wk_broken.py, line 1"),
         (["wk_needs"], "wk_needs.py, line 1"),
         (["wk_ends"], "wk_ends raised SystemExit: DATABASE_URL is not set"),
@@ -119,21 +124,11 @@ def test_a_folder_that_was_deleted_is_named(
     ],
 )  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:
-    """With its own options."""
+    """With its own options; what SIGTERM does in this process is as before."""
+    before = signal.getsignal(signal.SIGTERM)
     assert run(["worker", *words]) == ExitCode.FINE
     assert handed_over == [expected]
-
-
-def test_a_taken_port_is_named(handed_over: list[list[str]], retryapp: Callable[..., Any]) -> None:
-    """Before anything starts; a free one is handed on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        done = retryapp("worker", "wk_good", "--port", port)
-    assert done.code == ExitCode.ENVIRONMENT
-    assert f"port {port} on 127.0.0.1 is already in use" in done.err
-    assert handed_over == []
-    assert run(["worker", "wk_good", "--port", port]) == ExitCode.FINE
-    assert handed_over[0][-2:] == ["--web-port", port]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
@@ -154,11 +149,39 @@ def test_what_is_suggested_names_the_app_that_was_given(
     finding = problem("group", "no READ", remedy=REMEDY)
     monkeypatch.setattr("retryapp.cli.plan.reach", refuse)
     monkeypatch.setattr("retryapp.cli.doctor.examine", lambda *_args, **_more: Report((finding,), reachable=True))
+    group = Group(group="good", now_ms=1, workers=["w"], todo=["orders: Run 'retryapp topics grow -A MODULE'"])
+    monkeypatch.setattr("retryapp.cli.top._Watch.look", lambda _watch: group)
+    assert f"'retryapp topics grow -A {app}'" in retryapp("top", "-A", app, "--once").out, "with --json it always was"
     command = f"'retryapp plan -A {app} --acls'"
     assert command in retryapp("plan", "-A", app).err
     assert command in retryapp("plan", "-A", app, "--json").json["error"]["message"]
     assert command in retryapp("doctor", "-A", app).out
     assert command in retryapp("doctor", "-A", app, "--json").json["findings"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("app", "until"),
+    [("wk_slow", "importing"), ("wk_good", "Waiting for a broker")],
+)
+def test_sigterm_ends_a_worker_that_has_not_begun(folder: Path, app: str, until: str) -> None:
+    """While its module is imported, and while it waits for a broker: with the exit code of a stop, and a word.
+
+    The default action ended it by the signal; in a container, as its first process, it went on until it was killed.
+    """
+    source = "import sys, time\nsys.stderr.write('importing\\n')\ntry:\n    time.sleep(60)\nexcept BaseException: ...\n"
+    (folder / "wk_slow.py").write_text(source)
+    env = {**os.environ, "RETRYAPP_DATADIR": str(folder / "data"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "retryapp", "worker", app, "--without-web"]
+    with subprocess.Popen(words, env=env, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            assert any(until in line for line in lines), "it has ended"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == ExitCode.FINE
+            assert [*lines][-1] == "retryapp: stopped by SIGTERM before the worker had begun\n"
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -179,13 +202,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
 def test_several_processes_run_the_same_command(
     started: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch, processes: str, count: int
 ) -> None:
-    """Each checks and prints the same; a port is where each begins to look for one of its own."""
-    monkeypatch.setenv("RETRYAPP_WEB_PORT", "6000")
-    words = ["worker", "wk_good", "--processes", processes, "--port", "7001", "-l", "error"]
+    """Each checks and prints the same."""
+    words = ["worker", "wk_good", "--processes", processes, "-l", "error"]
     assert run(words) == ExitCode.RESTART
     own = ["-m", "retryapp.cli.main", "worker", "-A", "wk_good", "--parent", str(os.getpid()), "--loglevel", "error"]
     assert started == [([sys.executable, *own], count)]
-    assert os.environ["RETRYAPP_WEB_PORT"] == "7001"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -114,6 +116,11 @@ async def ask(
         session.request(method, url + path, headers=headers, allow_redirects=False, **sent) as response,
     ):
         return response.status, await response.text()
+
+
+def words(page: str) -> str:
+    """Return the text of a page as it is read, with a space in place of each tag."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 class Outline(HTMLParser):

@@ -80,6 +80,17 @@ def test_pages_are_whole_on_every_screen(worker: FakeWorker, paths: list[str]) -
         assert problems == []
 
 
+def test_the_overview_is_seen_whole_where_a_worker_is_silent(served: Served) -> None:
+    """What is left out, said in four columns, pushed the last ones out and made each row twelve lines high."""
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{served.url}/retries/")
+        page.get_by_text("1 of 2 workers").wait_for()
+        table = page.get_by_role("region", name="Handlers")
+        assert table.evaluate("each => each.scrollWidth - each.clientWidth") == 0
+        assert table.evaluate("each => each.clientHeight") < 300
+
+
 def test_a_long_type_of_error_pushes_no_button_out(served: Served) -> None:
     """The buttons that replay or discard a cause are seen without scrolling its table."""
     row = next(row for rows in served.worker.letters.values() for row in rows if row.cause)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from functional.web.server import Outline, Site
+from functional.web.server import Outline, Site, words
 from functional.web.worker import BASE, EVIL, MAIN, NOW_MS, FakeWorker
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
@@ -35,6 +35,9 @@ HTML_PAGES = [
     f"{BASE}/dead/1/9",
     f"{BASE}/dead/1/12",
     f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77",
+    f"{BASE}/audit",
+    f"{BASE}/audit?since=30s",
+    f"{BASE}/audit?until=1s",
     f"/retries/api/commands/{MAIN}/0/0",
     f"{BASE}/jobs",
     f"{BASE}/jobs/3f9ca81b02",
@@ -88,6 +91,25 @@ async def test_index_sums_up_what_is_known(site: Site) -> None:
     assert [item["state"] for item in partitions] == ["open", "open", "elsewhere", "elsewhere", "opening", "open"]
     assert partitions[2]["pending"] is None, "numbers of other workers' partitions are not guessed"
     assert "http://127.0.0.1:6067/retries/shop.orders/" in Outline((await site.get(f"{BASE}/"))[2]).links
+
+
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/"])
+async def test_rates_of_some_workers_are_the_least_that_there_may_be(site: Site, worker: FakeWorker, path: str) -> None:
+    """They were shown as those of all; what runs on partitions of others is not known either."""
+    text = words(await site.page(path))
+    assert "at least 6,310 at least 42 failed" in text
+    assert "1 of 2 workers" in text
+    assert "without partitions 2, 3" in text.partition("Due soon")[0]
+    worker.parts[MAIN][2] = partition(2)
+    text = words(await site.page(path))
+    assert ("at least 6,310" in text, "not of all workers" in text) == (True, True), "nobody is known for partition 3"
+    worker.parts[MAIN][3] = partition(3)
+    text = words(await site.page(path))
+    assert ("6,310 42 failed" in text, "at least" in text) == (True, False)
+    for number in range(6):
+        worker.parts[MAIN][number] = partition(number, state="elsewhere")
+    (group,) = [each["group"] for each in (await site.facts("/retries/"))["handlers"] if each["main"] == MAIN]
+    assert (group["in_flight"], group["partitions_open"]) == (None, None), "unknown is not 0"
 
 
 def test_what_is_bad_on_the_overview_has_the_colour_of_it() -> None:

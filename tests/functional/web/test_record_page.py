@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from functional.web.server import Outline, Site, ask, serving
+from functional.web.server import Outline, Site, ask, serving, words
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
 
 from retryapp.core.control import LetterMark, MarkKind
+from retryapp.core.hops import Outgoing, to_tier
+from retryapp.core.lifecycle import Commanded
+from retryapp.core.metadata import DEFERRED, HistoryEntry
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
 from retryapp.core.topology import HandlerTopology
-from retryapp.web.journeys import Journey, _failed
+from retryapp.lookup.reading import Reading
+from retryapp.web import journeys
+from retryapp.web.journeys import Journey, _failed, read_journey
 
-TOPOLOGY = HandlerTopology(group=GROUP, main=MAIN)
+TOPOLOGY = HandlerTopology(group=GROUP, main=MAIN, delays_ms=(1_000,))
 
 
 async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
@@ -86,8 +93,16 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     dues = [(each["attempt"], each["due_at_ms"] - NOW_MS) for each in page["planned"]]
     assert dues == [(2, 220_000), (3, 520_000), (4, 2_320_000), (5, 4_120_000), (6, 5_920_000), (7, 9_520_000)]
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
-    for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
+    for shown in ("2.3 s", "by ann", "ledger is back", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
+    read = words(await site.page(f"{BASE}/journey?id={name}"))
+    for number in (1, 2, 7):
+        assert f"replay 1, attempt {number} of 7" in read, "what failed, and what is planned"
+    assert page["first_failed_ms"] == NOW_MS - 900_000, "not that of the replay"
+    links = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).links
+    assert f"{BASE}/jobs/3f9ca81b02" in links, "the job that has replayed it"
+    site.worker.remembered.clear()
+    assert f"{BASE}/jobs/3f9ca81b02" not in (await site.page(f"{BASE}/journey?id={name}")), "it has no page any more"
 
 
 def test_the_mark_of_a_letter_says_why() -> None:
@@ -98,6 +113,76 @@ def test_the_mark_of_a_letter_says_why() -> None:
     sent = mark.to_record("dlq", 0)
     (step,) = _failed(Record("dlq", 0, 2, NOW_MS, sent.key, sent.value, sent.headers), TOPOLOGY, origin)
     assert (step["kind"], step["by"], step["message"]) == ("replayed", "ann", "the bank is back")
+    assert step["job"] == "3f9ca81b02"
+
+
+def test_a_deferral_is_a_step_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "failed", with the error Defer; and a command about the record alone is no job."""
+    md = metadata(77)
+    deferred = replace(md, attempt=0, delivery=1, tier=DEFERRED, error_type="retryapp.Defer", history=(
+        HistoryEntry(0, NOW_MS - 48_000, "retryapp.Defer"),))  # fmt: skip
+    letter: Any = {"failure_id": md.failure_id, "letter": 1, "delivery": 1, "replays": 1}
+    alone, many = (LetterMark(mark=MarkKind.REPLAYED, command=name, **letter).to_record("dlq", 0) for name in "cj")
+    done: Any = {"group": GROUP, "handler": "h", "main": MAIN, "partition": 0, "text": "it waits", "at_ms": NOW_MS}
+    obeyed = Commanded(command="c", verb="replay", failure_id=md.failure_id, **done)
+    copy = to_tier(Record(MAIN, 0, 77, 1, b"k", b"v"), topology=TOPOLOGY, metadata=deferred)
+    topics = {
+        copy.topic: [copy],
+        TOPOLOGY.dlq: [alone, many],
+        TOPOLOGY.events: [Outgoing(TOPOLOGY.events, 0, obeyed.key, obeyed.to_json(), ())],
+    }
+
+    class Topics(Reading):
+        def since(self, topic: str, _partitions: object, _instant_ms: int) -> Iterator[Record]:
+            for at, out in enumerate(topics[topic]):
+                yield Record(topic, 0, at, NOW_MS + at, out.key, out.value, out.headers)
+
+    monkeypatch.setattr(journeys, "Reading", Topics)
+    monkeypatch.setattr(journeys, "KafkaAdmin", lambda _: SimpleNamespace(topic_names=lambda: [*topics]))
+    found = read_journey(None, TOPOLOGY, Origin(MAIN, "kq8G0bTz", 0, 77), 0, lambda: True)  # type: ignore[arg-type]
+    assert [(step["kind"], step.get("attempt"), step["job"]) for step in found.steps] == [
+        ("deferred", 1, None), ("replayed", None, None), ("replay", None, None), ("replayed", None, "j"),
+    ]  # fmt: skip
+    assert found.steps[0]["first_failed_ms"] is None
+
+
+async def test_the_page_of_a_replayed_record_tells_its_lives_apart(site: Site, worker: FakeWorker) -> None:
+    """Two attempts were the first, and the first failure was that of the replay."""
+    history = tuple(HistoryEntry(attempt, NOW_MS - ago, "app.Down") for attempt, ago in ((1, 9_000_000), (1, 48_000)))
+    again: Any = {"history": history, "replays": 1, "replay_id": "3f9ca81b02", "delivery": 3, "attempt": 1}
+    worker.bury(700, dead_metadata(700, **again, first_failed_ms=NOW_MS - 48_000))
+    worker.wait(metadata(701, **again, first_failed_ms=NOW_MS - 48_000), key=b"k", value=b"{}")
+    for page in ("dead/0/700", "pending/0/701"):
+        failures = (await site.facts(f"{BASE}/{page}"))["record"]["failures"]
+        assert (failures["first_ms"], failures["is_first"]) == (NOW_MS - 9_000_000, True)
+        body = await site.page(f"{BASE}/{page}")
+        text = words(body)
+        assert "First failed 2 h 30 min ago" in text
+        assert "Failed first in replay 1 48 s ago" in text
+        assert text.count("replay 1, attempt 1") == (2 if page.startswith("dead") else 1)
+        assert f"{BASE}/jobs/3f9ca81b02" in Outline(body).links
+    assert "replay 1, attempt 2 of 7" not in text, "of a fake worker, which knows no policy"
+    assert "replay 1, attempt 2" in text, "the one that comes next"
+
+
+@pytest.mark.parametrize("dead", [False, True])
+async def test_a_record_that_was_deferred_has_not_failed(site: Site, worker: FakeWorker, dead: bool) -> None:
+    """It waits for its event, or was cancelled then: its page said when it had failed first, with an error."""
+    history = (HistoryEntry(0, NOW_MS - 48_000, "retryapp.Defer"),)
+    waits: Any = {"attempt": 0, "delivery": 1, "error_type": "retryapp.Defer", "error_message": "the bank's answer"}
+    if dead:
+        worker.bury(700, dead_metadata(700, **waits, history=history, reason="cancelled"))
+    else:
+        worker.wait(metadata(700, **waits, history=history, tier=DEFERRED), key=b"k", value=b"{}")
+    page = f"{BASE}/{'dead' if dead else 'pending'}/0/700"
+    record = (await site.facts(page))["record"]
+    assert (record["first_failed_ms"], record["last_failed_ms"]) == (None, None)
+    text = words(await site.page(page))
+    assert "Deferred 48 s ago" in text
+    assert f"{'Waited' if dead else 'Waits'} for the bank's answer" in text
+    assert "Attempts that have ended" in text
+    assert not any(word in text.lower() for word in ("first failed", "last failed", "last failure"))
+    assert ("dead since" in text) == dead
 
 
 @pytest.mark.parametrize(
@@ -113,7 +198,7 @@ async def test_a_plan_is_that_of_the_last_failure_only(
     page = await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77")
     assert len(page["planned"]) == plans
     row = (await site.facts(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/10001"))["planned"][0]
-    assert row == {"attempt": 3, "due_at_ms": NOW_MS + 5_200}, "what its row says"
+    assert row == {"attempt": 3, "replays": 0, "due_at_ms": NOW_MS + 5_200}, "what its row says"
 
 
 @pytest.mark.parametrize(

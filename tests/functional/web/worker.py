@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from functional.web import audits
 from samples import WAITING, partition
 from typing_extensions import override
 
@@ -30,7 +31,7 @@ from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, Partit
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.journeys import Journey
 
-NOW_MS = 1_760_000_000_000
+NOW_MS = audits.NOW_MS
 GROUP = "billing"
 MAIN = "shop.orders"
 TOPIC_ID = "kq8G0bTz"
@@ -262,6 +263,8 @@ class FakeWorker(RuntimeView):
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True, edited=1)
 
+    read_audit = staticmethod(audits.audit_of)
+
     def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
         assert [part.job for part in parts.values()] == [job] * len(parts)
         facts = {"refused": "recovered", "text": "this letter is <recovered> already"}
@@ -404,8 +407,8 @@ def job_parts() -> dict[int, list[Part]]:
     facts: Any = {"verb": "replay", "by": "ann", "order": order}
     going = [Part(job="3f9ca81b02", why="ledger is back", done=number, looked=700, **facts) for number in (210, 95)]
     going[1].refused = Counter({"recovered": 4})
-    again = "60 of the last 100 failed again"
-    stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, paused=again, done=100, **facts)
+    again: Any = {"paused": "60 of the last 100 failed again", "outcomes": 100, "failed_again": 60}
+    stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, done=100, **again, **facts)
     return {0: [stopped, going[0]], 1: [going[1]]}
 
 
@@ -415,12 +418,13 @@ LATER_MS = NOW_MS + 220_000
 def steps() -> list[dict[str, Any]]:
     """Return the journey of a record that failed, died, was edited and replayed, and failed again."""
     failed: Any = {"kind": "failed", "delivery": 1, "replays": 0, "reason": None, "due_at_ms": NOW_MS - 400_000}
+    failed["first_failed_ms"] = NOW_MS - 900_000
     failed |= {"error_type": "app.ServiceError", "message": f"HTTP 503 {EVIL}", "cause_id": "c1-0011223344"}
     return [
         {**failed, "at_ms": NOW_MS - 900_000, "attempt": 1, "duration_ms": 2_300, "worker": "pod-7/worker-2"},
         {**failed, "at_ms": NOW_MS - 400_000, "attempt": 7, "duration_ms": 40, "kind": "dead", "reason": "exhausted"},
         {"kind": "replay", "at_ms": NOW_MS - 90_000, "by": "ann", "text": "it waits", "message": "ledger is back"},
-        {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann"},
+        {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann", "job": "3f9ca81b02"},
         {
             **failed,
             "at_ms": NOW_MS - 80_000,

@@ -12,6 +12,7 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import REPLAY
 from retryapp.core.lifecycle import Commanded
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.audit import read_audit
 from retryapp.lookup.outcomes import read_outcome
 from retryapp.web.journeys import read_journey
 
@@ -65,3 +66,6 @@ def test_a_journey_is_in_the_topics_of_its_handler(connection, make_topic, publi
         found = read_journey(connection, topology, ours, since_ms, lambda: True)
         assert ([step["kind"] for step in found.steps], found.complete) == (kinds, True)
         assert found.edited == (2 if kinds else 0), "the last one may have succeeded"
+    for since_ms, verbs in ((9, ["replay"]), (10, [])):
+        audit = read_audit(connection, topology, since_ms, None, lambda: True)
+        assert ([each["verb"] for each in audit.commands], audit.complete) == (verbs, True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
@@ -24,6 +26,13 @@ from retryapp.ledger.count import Balance
 from retryapp.lookup.decoding import undecoded
 from retryapp.lookup.records import dead_detail, dead_entry, payloads, pending_detail
 from retryapp.ports import PendingEntry
+
+
+def test_a_word_that_is_no_utf8_is_json_all_the_same(capsys):
+    """As of an id or a folder of the command line: that was a bug of ours, after the command had done its work."""
+    emit({"job": "\udcff", "data": Path("/\udcff"), "of": Balance(received=1)}, "", as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["job"], told["data"], told["of"]["received"]) == ("\udcff", "/\udcff", 1)
 
 
 def test_a_table_shows_text_as_it_is():

@@ -24,6 +24,7 @@ from retryapp.ports import PendingEntry
 
 NAME = "app/orders@kq8G0bTz/0/7"
 PLACE = ["--broker", "127.0.0.1:1", NAME]
+HERE = " ".join(PLACE)
 ROW = waiting_row(7)
 WHOLE = decode_row(ROW.value or b"")
 SENT = Record("orders", 0, 7, 1, b"k", b"v", ())
@@ -78,12 +79,17 @@ def test_a_record_whose_main_topic_cannot_be_read_is_shown_all_the_same(
 @pytest.mark.parametrize(
     ("module", "found", "read", "said"),
     [
-        (pending, None, None, "does not wait"),
+        (pending, None, None, f"dead ('retryapp dead show {HERE}')"),
         (pending, entry(REFERENCE), TopicMissingError("orders", "b:9092"), "topic 'orders' does not exist"),
         (pending, entry(REFERENCE), None, "the main topic does not have it any more"),
         (pending, entry(b"torn"), None, "its value cannot be written"),
-        (pending, entry(STOP), None, "its dead letter has it"),
-        (dead, None, None, "has no dead letter"),
+        (pending, entry(STOP), None, f"its dead letter has it: 'retryapp dead show {HERE} --raw'"),
+        (
+            dead,
+            None,
+            None,
+            f"waits ('retryapp pending show {HERE}')",
+        ),
         (dead, letter("too-large", b""), None, "the letter does not have it (reason too-large)"),
         (dead, letter("gone", b""), None, "the letter does not have it (reason gone)"),
     ],

@@ -201,6 +201,13 @@ def test_a_relapse_opens_it_again() -> None:
     assert circuit.next_ms(6_000.0) == 16_000.0
 
 
+def test_a_break_is_not_longer_than_failures_are_free() -> None:
+    """No failure of a probe would be free."""
+    assert CircuitBreaker(break_for="1m", max_open="1m").max_open_ms == 60_000
+    with pytest.raises(InvalidSettingError, match="max_open='1m': expected at least break_for=1h: nothing is tried"):
+        CircuitBreaker(break_for="1h", max_open="1m")
+
+
 def test_failures_are_free_for_so_long_only() -> None:
     """A deploy that is bad for good is no outage: its circuit closes, and opens again after calls went well."""
     circuit = opened(max_open="1m")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from retryapp.core.errors import InvalidPolicyError
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.rules import Rule, non_retryable, pausing, retryable, skippable
 from retryapp.core.schedule import parse_schedule
 
 
@@ -125,6 +126,13 @@ def test_a_text_that_is_no_policy_is_refused(text: str) -> None:
     """Rules among it: their types cannot be found by name."""
     with pytest.raises(InvalidPolicyError):
         RetryPolicy.parse(text)
+
+
+@pytest.mark.parametrize("make", [retryable, non_retryable, skippable, pausing])
+def test_whether_causes_count_is_true_or_false(make: Callable[..., Rule]) -> None:
+    """The text "no" counted as True."""
+    with pytest.raises(InvalidPolicyError, match="anywhere='no': expected True or False"):
+        make(ValueError, anywhere="no")
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "dlq", "retry", "events", "control", "é", "x" * 61, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from doubles import BankDownError, Gate, pass_time, serving
@@ -16,7 +17,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.rules import retryable
 from retryapp.core.verdicts import Skip
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.testing import MemoryPartition
+from retryapp.testing import MemoryPartition, MemoryPendingTable, Script
 
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="4s", max_open="10m")
 
@@ -70,6 +71,29 @@ async def test_rows_that_are_put_aside_take_nothing_of_the_rate() -> None:
         assert gate.started == [b"1"]
         await orders.advance(1_000)
         assert gate.started == [b"1", b"4"]
+
+
+async def test_a_look_costs_the_same_however_many_rows_are_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compared all of them: their number, squared, until the last one was found, and then in each later look."""
+    count, look, compared = 600, MemoryPendingTable.due, list[int]()
+
+    def due(table: MemoryPendingTable, now_ms: int, limit: int, claimed: Any = (), **more: Any) -> Any:
+        compared.append(len(claimed))
+        return look(table, now_ms, limit, claimed, **more)
+
+    async with serving(Script("fail"), "1s", *[b"a"] * count, key=b"k", max_in_flight=count) as (orders, _):
+        await orders.advance(500)
+        assert orders.waiting == {"1s": count}
+    seen: list[int] = []
+
+    async def handle(_value: bytes, delivery: Delivery) -> None:
+        seen.append(delivery.origin.offset)
+
+    monkeypatch.setattr(MemoryPendingTable, "due", due)
+    async with MemoryPartition(handle, "1s", order=Order.KEY, transport=orders.transport) as orders:
+        await orders.to_rest()
+    assert seen == [*range(count)]
+    assert max(compared) <= 3, "what is claimed, of one key"
 
 
 async def test_an_outage_keeps_order_and_attempts() -> None:

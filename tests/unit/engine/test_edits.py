@@ -11,6 +11,7 @@ from doubles import CONTROL, DLQ, events_of, serving
 from test_commands import FIRST, Calls, marks
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, MarkKind, Verb, mark_of
+from retryapp.core.errors import ConfigurationError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
@@ -84,6 +85,28 @@ async def test_the_key_of_a_record_in_order_is_not_edited(order: str) -> None:
         facts: dict[str, Any] = {"force": True}
         assert (await orders.command("replay", 0, edit=Edit.of("keep", key=b"l"), **facts))["refused"] == "ordered"
         assert (await orders.command("replay", 0, edit=Edit.of("keep", value=b"2"), **facts))["refused"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"idempotency": "maybe", "value": b"1"}, "idempotency='maybe': expected keep or new"),
+        ({}, "edit=None: expected a value, a key, headers or drop"),
+        ({"value": "one"}, "value='one': expected bytes"),
+        ({"key": 7}, "key=7: expected bytes"),
+        ({"headers": [("tenant", b"acme")]}, "headers=.*: expected the bytes of each by its name"),
+        ({"headers": {"tenant": "acme"}}, "headers=.*: expected the bytes of each by its name"),
+        ({"drop": "trace"}, "drop='trace': expected names of headers"),
+        ({"drop": (7,)}, r"drop=\(7,\): expected names of headers"),
+    ],
+)
+def test_an_edit_of_what_is_none_names_it(given: dict[str, Any], problem: str) -> None:
+    """In our words; also as the ValueError that it was before."""
+    for kind in (ConfigurationError, ValueError):
+        with pytest.raises(kind, match=problem) as refused:
+            Edit.of(**{"idempotency": "keep", **given})
+        assert "pydantic" not in str(refused.value)
+    assert Edit.of("keep", drop=["trace"]) == Edit.of("keep", drop=("trace",))
 
 
 async def test_an_edit_that_cannot_be_done_changes_nothing() -> None:

@@ -7,13 +7,14 @@ import functools
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import GenericAlias
 from typing import Annotated, Any, Literal
 
 import pytest
 from doubles import deliver_once, make_context, make_record, the
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from retryapp.core.errors import UndecodableError
+from retryapp.core.errors import InvalidSettingError, UndecodableError
 from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
 from retryapp.testing import MemoryPartition
 
@@ -173,6 +174,58 @@ async def test_bytes_that_may_be_null_are_bytes() -> None:
             await orders.send(value)
         await orders.to_rest()
     assert taken == values
+
+
+class Holder(BaseModel):
+    """A value with a field whose class comes later."""
+
+    held: Later
+
+
+EARLY = [make_context(note, value_type=declared).handler for declared in (list["Later"], Holder)]
+"""Handlers that are declared before the class that their types name."""
+
+
+class Later(BaseModel):
+    """A value that is defined after the handlers of it."""
+
+    number: int
+
+
+class Order(BaseModel):
+    """A value whose name is that of a class of ours."""
+
+    number: int
+
+
+def test_a_value_type_may_name_what_is_defined_after_the_declaration() -> None:
+    """Its names are those of the function's module: of a class of ours that is called so nothing is known there."""
+    for handler, value in zip(EARLY, ([Later(number=1)], Holder(held=Later(number=1))), strict=True):
+        handler.values.check()
+        assert handler.decode(b'[{"number": 1}]' if value == [Later(number=1)] else b'{"held": {"number": 1}}') == value
+    assert make_context(note, value_type=list["Order"]).handler.decode(b'[{"number": 2}]') == [Order(number=2)]
+
+
+NOWHERE: Any = GenericAlias(list, ("Nowhere",))
+"""As ``list["Nowhere"]``, which would not pass the checks of types."""
+LOST: Any = create_model("LOST", held=(NOWHERE, ...))
+OF_MODULE: Any = GenericAlias(list, ("re.Nowhere",))
+
+
+@pytest.mark.parametrize("declared", [NOWHERE, dict[str, NOWHERE], LOST, list[LOST], OF_MODULE])
+def test_a_value_type_that_names_what_is_nowhere_is_refused_at_the_start(declared: Any) -> None:
+    """Each record spent all its attempts on it."""
+    problem = r"setting value=.*'Nowhere' is not defined, so handler .*note cannot decode.*TYPE_CHECKING"
+    with pytest.raises(InvalidSettingError, match=problem):
+        make_context(note, value_type=declared).handler.values.check()
+    with pytest.raises(InvalidSettingError, match=problem):
+        MemoryPartition(note, "1s", value=declared)
+
+
+def test_a_value_type_with_a_text_that_is_no_type_is_refused_where_it_is_declared() -> None:
+    """Nothing that is defined later makes it one."""
+    with pytest.raises(InvalidSettingError, match=r"setting value=.*a text in it is no type"):
+        make_context(note, value_type=GenericAlias(list, ("no type",)))
 
 
 class Card(BaseModel):

@@ -71,3 +71,15 @@ async def test_a_probe_that_is_held_before_it_runs_is_none() -> None:
         gate.set()
         await pass_time(orders, 2_000)
         assert (len(seen), part_of(orders).state) == (3, PartState.PAUSED)
+
+
+async def test_a_session_counts_which_replays_failed_again() -> None:
+    """At their first attempt, also after the job has ended; pages say it, and nothing is written down."""
+    async with with_letters(6) as (orders, service):
+        service.down = {b"1", b"2"}
+        await begin(orders)
+        await orders.to_rest()
+        assert orders.engine.commands is not None
+        (part,) = orders.engine.commands.parts
+        assert (part.state, part.done, part.outcomes, part.failed_again) == (PartState.ENDED, 6, 6, 2)
+        assert part_of(orders).model_copy(update={"outcomes": 6, "failed_again": 2}) == part

@@ -8,6 +8,7 @@ import pytest
 from doubles import DLQ, MAIN, BankDownError, Gate, Refusing, failures, lose_the_end, pass_time, serving
 from suspected import found
 from test_beyond import noted
+from test_redelivery import copies
 from test_set_back import lose_end
 
 from retryapp.core.holding import Holding
@@ -172,6 +173,21 @@ async def test_a_copy_on_the_main_topic_is_not_waited_for_by_what_waits_for_its_
         await orders.send(*(b"%d" % n for n in range(4)))
         await pass_time(orders, 65_000, 5_000)
         assert sorted(gate.done) == [b"0", b"1", b"2", b"3", b"new", b"old"]
+
+
+async def test_what_has_waited_for_a_row_comes_back_through_the_main_topic() -> None:
+    """Its row has the name of that one: its retries went without copies for the rest of the session."""
+    transport = await grown({b"old": b"a"}, {b"new": b"b"}, through_main=True)
+    async with serving(Gate(), POLICY, through_main=True, transport=transport) as (orders, gate):
+        await orders.advance(60_000)
+        await gate.end(orders, b"old")
+        await gate.end(orders, b"new", BankDownError())
+        assert copies(orders) == []
+        await orders.advance(60_500)
+        assert [each.value for each in copies(orders)] == [b"new"]
+        await gate.end(orders, b"new")
+        await orders.advance(500)
+        assert (gate.done, orders.waiting, failures(orders)) == ([b"old", b"new"], {}, [])
 
 
 async def test_it_is_said_and_a_cancel_lets_it_go(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from doubles import Owner, deliver_once, failing, make_context, make_record, serving, settle, the
 
+from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Record
+from retryapp.core.verdicts import Defer, Reject, RetryLater
 from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
@@ -54,6 +57,66 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(erro
     out, metadata = the(await deliver_once(make_context(failing(error)), make_record()))
     assert (out.topic, metadata.attempt) == ("app.orders.retry", 1)
     assert metadata.error_type.endswith("UnprintableError")
+
+
+class TextWaitError(RetryLater):
+    """A verdict whose wait is a text."""
+
+    def __init__(self) -> None:
+        super().__init__(after="1s")
+        self.after_ms = "90s"  # type: ignore[assignment]
+
+
+class NoWaitError(RetryLater):
+    """A verdict that does not make what it inherits."""
+
+    def __init__(self) -> None:
+        self.after = 90
+
+
+class NegativeWaitError(RetryLater):
+    """A verdict with a wait of its own."""
+
+    def wait_ms(self, now_ms: int) -> int:
+        return -now_ms
+
+
+class FractionError(Defer):
+    """A verdict whose deadline is no whole number."""
+
+    def __init__(self) -> None:
+        super().__init__(deadline="1h")
+        self.deadline_ms = 0.5  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("g", [error, RetryLater(1)])])
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (TextWaitError(), "it is '90s'"),
+        (NoWaitError(), "asking for it raised AttributeError"),
+        (NegativeWaitError(5), "it is -"),
+        (FractionError(), r"it is 0\.5"),
+    ],
+    ids=["text", "none", "negative", "fraction"],
+)
+async def test_a_verdict_without_a_usable_wait_is_a_failure_with_the_wait_of_the_policy(
+    error: Exception, problem: str, wrap: Callable[[Exception], Exception]
+) -> None:
+    """Its record was dead as `damaged`: a fault of the handler is no damage of the record."""
+    context = make_context(failing(wrap(error)), RetryPolicy("5m 1h"))
+    out, metadata = the(await deliver_once(context, make_record()))
+    assert (out.topic, metadata.attempt, metadata.tier) == ("app.orders.retry", 1, "5m")
+    assert metadata.error_type.endswith("BrokenVerdictError")
+    name = re.escape(type(error).__qualname__)
+    assert re.search(rf"{name} says no wait in whole milliseconds \({problem}", metadata.error_message)
+
+
+async def test_a_verdict_without_a_usable_wait_changes_no_rejection() -> None:
+    """No wait counts in such a group."""
+    error = ExceptionGroup("g", [TextWaitError(), Reject("bad")])
+    _, metadata = the(await deliver_once(make_context(failing(error)), make_record()))
+    assert (metadata.reason, metadata.error_message) == ("rejected", "bad")
 
 
 async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Uuid
@@ -22,7 +23,7 @@ from retryapp.kafka import (
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import ClusterState, url_safe_topic_id
 from retryapp.kafka.compare import Problem, compare, keeps, kept_ms
-from retryapp.kafka.discovery import with_dead_letters
+from retryapp.kafka.discovery import find_handlers, with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
 from retryapp.kafka.owner import OwnerMark, decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
@@ -336,6 +337,13 @@ def test_handlers_without_dead_letters_are_found():
     dropping = HandlerTopology("g", "orders", drop=True)
     assert with_dead_letters(HandlerTopology("g", "orders"), ["g.orders.events"]).dlqs == ()
     assert with_dead_letters(dropping, ["g.orders.dlq"]).dlqs == ("g.orders.dlq",)
+
+
+def test_another_programs_topic_is_no_handler():
+    """`g.dlq` made a handler of a main topic `dlq`: each command on the group ended, as its topics are not there."""
+    names = ("g.dlq", "g.pending.changelog", "g.orders.dlq", "other.orders.dlq")
+    found = find_handlers(SimpleNamespace(topic_names=lambda: names), "g")  # type: ignore[arg-type]  # asked for no more
+    assert [topology.main for topology in found] == ["orders"]
 
 
 def test_a_handler_of_dead_letters_needs_no_right_of_its_own():

@@ -75,6 +75,9 @@ def test_a_way_that_ends_nowhere_is_lost(way, make_cut, text, last):
     found = follow(way(text), make_cut())
     assert (found.fate, found.last.step) == (Fate.LOST, last)
     assert [(fault, traces) for fault, traces, _ in found.faults] == [(Fault.LOST, (found.last,))]
+    unknown = follow(way(text), make_cut(missing_letters="app.orders.dlq"))
+    assert (unknown.fate, unknown.last.step) == (Fate.UNKNOWN, last), "its letter may have gone with the topic"
+    assert [(fault, traces) for fault, traces, _ in unknown.faults] == [(Fault.MISSING, (unknown.last,))]
 
 
 @pytest.mark.parametrize(

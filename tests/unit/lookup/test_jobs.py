@@ -13,7 +13,7 @@ from retryapp.core.jobs import JOB_AGE_MS, JobCommand, JobPart, JobVerb, LetterF
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka.remembered import Known, QueuedStart
+from retryapp.kafka.remembered import Known, Queued
 from retryapp.lookup import jobs, reading
 from retryapp.lookup.previews import Scope
 
@@ -119,7 +119,7 @@ def test_a_start_that_waits_is_of_a_job_that_has_not_begun_everywhere(monkeypatc
     order = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={})
     words: Any = {"verb": JobVerb.START, "part": order, "by": "ann", "why": "ledger is back"}
     starts = {
-        job: {number: QueuedStart(JobCommand(id=job, job=job, **words), at_ms) for number, at_ms in each.items()}
+        job: {number: Queued(JobCommand(id=job, job=job, **words), at_ms) for number, at_ms in each.items()}
         for job, each in sent.items()
     }
     paused = Steering(paused=Level(since_ms=1, by="bob"))

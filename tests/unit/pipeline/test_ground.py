@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import socket
 import subprocess
 import sys
@@ -25,22 +26,33 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
+from retryapp.jvm import find_java, jar_folder, spark_jars
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
+from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import (
     JobFailedError,
     LakeNotSharedError,
     LakeUnusableError,
     OtherRunError,
     SparkMissingError,
+    failures_named,
+    named_failure,
+    problem_of,
 )
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import failures_named, named_failure, problem_of
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.outlook import find_outlook
-from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, compare
-from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
+from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Look, compare, find_outlook
+from retryapp.pipeline.session import (
+    _check_version,
+    _collector,
+    _submitted,
+    class_archive,
+    classes_are_whole,
+    java_home,
+)
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
 
@@ -58,7 +70,7 @@ def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> 
 def test_stations_of_a_group() -> None:
     """Retry, dead-letter and events topics, each with its handler; nothing else."""
     topologies = [HandlerTopology("billing", "orders"), HandlerTopology("billing", "orders.eu")]
-    names = (
+    names = [
         "retry",
         "retry.5s",
         "retry.soon",
@@ -68,7 +80,7 @@ def test_stations_of_a_group() -> None:
         "events",
         "pending.changelog",
         "eu.dlq",
-    )
+    ]
     stations = stations_of(topologies, ["orders", *(f"billing.orders.{name}" for name in names)])
     assert {name: (topology.main, role.value) for name, (topology, role) in stations.items()} == {
         "billing.orders.retry": ("orders", "retry"),
@@ -81,11 +93,11 @@ def test_stations_of_a_group() -> None:
 
 
 LIFE = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
-Look = Callable[..., tuple[list[tuple[int, int | None, int | None, str]], dict[tuple[str, int], int], list[int]]]
+Compared = Callable[..., tuple[list[tuple[int, int | None, int | None, str]], dict[tuple[str, int], int], list[int]]]
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Look:
+def look(monkeypatch: pytest.MonkeyPatch) -> Compared:
     """Compare a state with topics whose partitions all begin and end at some offsets: gaps, positions and epochs."""
 
     def compared(state: State, *present: Life, begin: int = 0, end: int = 9) -> Any:
@@ -98,11 +110,24 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     return compared
 
 
-def test_a_topic_that_lost_its_end_is_a_gap(look: Look) -> None:
+def test_a_topic_that_lost_its_end_is_a_gap(look: Compared) -> None:
     """Once, however long it takes until it is as long again: what gets these offsets meanwhile is not read."""
     for end in (5, 6, 7):
         gaps, positions, _ = look(State(run_id="r", lives=(LIFE,)), LIFE, end=end)
         assert (gaps, positions) == ([(0, None, 7, CUT_OFF)] * (end < 7), {("t", 0): 7})
+
+
+def test_that_a_topic_lost_its_end_is_news_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each round writes a commit that has no rows, and its exit code is that of a loss. Others come but once."""
+    shorter, deleted = Gap(LIFE, 0, None, 7, CUT_OFF), Gap(LIFE, 1, 3, None, DELETED)
+    look = Look(cluster_id="c", state=State(), positions={}, ends={}, gaps=(shorter, deleted), lives=(), fresh=())
+    monkeypatch.setattr("retryapp.pipeline.archive.look_up", lambda *_: look)
+    store: dict[str, str] = {}
+    gaps = Gaps(Mock(table=str, files=Mock(read=store.get, create=lambda place, text: not store.update({place: text}))))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (shorter, deleted)
+    for gap in (shorter, deleted):
+        gaps.put(gap.row("c", "r", 5))
+    assert Archive._look(Mock(_gaps=gaps)).gaps == (deleted,)
 
 
 def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +137,12 @@ def test_where_a_topic_lost_its_end_is_a_finding_until_it_is_longer(monkeypatch:
     seen = Mock(positions={first: 7, second: 2}, ends=ends, lives=(LIFE,), gaps=(gap,))
     last = Mock(ends=lambda *_, **__: {first: 5, second: 4})
     for name, made in (("look_up", seen), ("Positions", last), ("retention_of", {})):
-        monkeypatch.setattr(f"retryapp.pipeline.outlook.{name}", lambda *_, made=made: made)
+        monkeypatch.setattr(f"retryapp.pipeline.positions.{name}", lambda *_, made=made: made)
     (found,) = find_outlook(Mock(), Mock(), "g")
     assert (found.cut_off, found.undecided, found.at_risk(0)) == ({0: 7}, 2, True)
 
 
-def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(look: Look) -> None:
+def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(look: Compared) -> None:
     """The archive knew the topic by then. What a topic lost before its first run is no gap."""
     known, present = replace(LIFE, next=(7, None)), replace(LIFE, next=(None,) * 3)
     gaps, positions, _ = look(State(run_id="r", lives=(known,)), present, begin=4)
@@ -126,7 +151,7 @@ def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(look: Look) 
         assert look(unsure, present, begin=4)[0] == []
 
 
-def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(look: Look) -> None:
+def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(look: Compared) -> None:
     """As one that a broker did not show. The gap is reported once; a new id is a new life."""
     state = State(run_id="r", lives=(LIFE,))
     assert look(state)[0] == [(0, 7, None, DELETED)]
@@ -313,6 +338,37 @@ def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypat
 def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
     """It does not start with two; whoever names one in the environment keeps it."""
     assert _collector(given) == ours
+
+
+def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged archive is ignored in silence, one that was cut off is written again, and none where nothing can be.
+
+    As is one of a Java whose work was cut off: it lacks what that has not loaded.
+    """
+    folder = jar_folder(cache := tmp_path / "a cache", spark_jars())
+    folder.mkdir(parents=True)
+    java = find_java()
+
+    def start(*more: str) -> str:
+        words = *shlex.split(" ".join(class_archive(folder, write=True))), *more, "-XshowSettings:all", "-version"
+        return subprocess.run([java, *words], capture_output=True, text=True, check=True).stdout
+
+    assert class_archive(folder, write=False) == ()
+    assert start() == ""
+    (archive,) = folder.iterdir()
+    assert "ArchiveClassesAtExit" in "".join(class_archive(folder, write=True))
+    classes_are_whole(cache)
+    assert "shared objects file (top)" in start("-Xlog:class+load:stdout")
+    archive.chmod(0o600)
+    head, body = archive.read_bytes()[:4], archive.read_bytes()[4:]
+    archive.write_bytes(head + bytes(len(body)))
+    assert start() == ""
+    archive.write_bytes(bytes(4) + body)
+    start()
+    assert archive.read_bytes()[:4] == head
+    archive.unlink()
+    monkeypatch.setattr(os, "access", lambda place, _: place != folder)
+    assert class_archive(folder, write=True) == ()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 
@@ -141,6 +142,51 @@ async def test_free_text_makes_no_flood_of_causes(
         observer.observe(replace(failed, fingerprint=f"new{n}"))
     observer.observe(replace(failed, fingerprint="steady"))
     assert len(caplog.records) == observers.MOST_CAUSES + 3, "what has gone makes room"
+
+
+NO_ANSWER = Observation(
+    event=Event.LANE_FAILED,
+    handler="orders",
+    partition=0,
+    error_type="TimeoutError",
+    message="opening it took longer than 30 s",
+)
+
+
+async def test_lanes_that_cannot_open_have_one_line_at_growing_pauses(
+    observer: LogObserver, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them had one every 35 seconds, as long as no broker answered; at DEBUG it has."""
+    shown: list[tuple[float, int]] = []
+    for seconds in range(0, 1_800, 35):
+        monkeypatch.setattr("time.monotonic", lambda now_s=float(seconds): now_s)
+        logged.clear()
+        for partition in range(4):
+            observer.observe(replace(NO_ANSWER, partition=partition))
+        assert len(logged.records) == 4
+        shown += [(seconds, record.__dict__["count"]) for record in logged.records if record.levelno >= logging.INFO]
+    times = [at_s for at_s, _ in shown]
+    assert times[:6] == [0, 35, 70, 140, 245, 420]
+    assert max(later - sooner for sooner, later in pairwise(times)) <= 300 + 35
+    assert shown[:3] == [(0, 1), (35, 4), (70, 4)], "the others of that round, and the first of this"
+
+
+@pytest.mark.parametrize("other", [{"message": "no leader"}, {"error_type": "OSError"}])
+async def test_another_error_of_a_lane_is_not_held_back(
+    observer: LogObserver, caplog: pytest.LogCaptureFixture, other: dict[str, str]
+) -> None:
+    """Nor is the same one once the lanes that had it have opened, or have left."""
+    caplog.set_level(logging.WARNING, logger=EVENT_LOGGER)
+    for failure in (NO_ANSWER, replace(NO_ANSWER, partition=1), replace(NO_ANSWER, **other)):  # type: ignore[arg-type]
+        observer.observe(failure)
+    assert len(caplog.records) == 2
+    observer.observe(Observation(event=Event.LANE_OPENED, handler="orders", partition=0))
+    observer.observe(NO_ANSWER)
+    assert len(caplog.records) == 2, "the other lane still has it"
+    for event, partition in ((Event.LANE_OPENED, 0), (Event.LANE_CLOSED, 1)):
+        observer.observe(Observation(event=event, handler="orders", partition=partition))
+    observer.observe(NO_ANSWER)
+    assert len(caplog.records) == 3
 
 
 async def test_a_second_is_summed_up_in_one_line_for_each_handler(

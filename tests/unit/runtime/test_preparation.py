@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, cast
 
 import faust
@@ -94,6 +95,19 @@ async def test_an_agent_on_a_topic_that_a_handler_reads_is_refused(runtime: Runt
         runtime.prepare()
     assert raised.value.topic == "orders"
     assert raised.value.second.endswith("mine")
+    assert cluster.made == []
+
+
+async def test_a_value_type_that_names_what_is_nowhere_is_refused(runtime: Runtime, cluster: _Cluster) -> None:
+    """No record of the handler could be decoded."""
+
+    async def handle(_value: object) -> None:
+        """Never called."""
+
+    retries = cast("Any", runtime.app)._retryapp_retries
+    retries.handler("returns", value=GenericAlias(list, ("Nowhere",)), policy="1s")(handle)
+    with pytest.raises(InvalidSettingError, match=r"'Nowhere' is not defined, so handler .*handle cannot decode"):
+        runtime.prepare()
     assert cluster.made == []
 
 

@@ -42,9 +42,9 @@ def test_the_last_minute_is_what_was_counted_since_a_look_a_minute_ago() -> None
     found = recent.of("orders")
     assert found is not None
     assert (found.span_s, found.deliveries, found.failures) == (SPAN_S, 2, 1)
-    assert rates_of([found, None]) == Rates(deliveries_per_min=2, failures_per_min=1, retries=2, late_p99_ms=None), (
-        "one of two has no bound"
-    )
+    assert rates_of([found]) == Rates(
+        deliveries_per_min=2, failures_per_min=1, retries=2, late_p99_ms=None, workers=1, of_workers=1, is_least=False
+    ), "one of two has no bound"
     for _ in range(round(SPAN_S / LOOK_S)):
         clock.advance(LOOK_MS)
         recent.look()
@@ -70,6 +70,9 @@ def test_workers_add_up() -> None:
     old = Activity(span_s=60, deliveries=60, failures=6, late_within={"0.01": 98, "0.05": 98, "+Inf": 98})
     young = Activity(span_s=15, deliveries=30, failures=0, late_within={"0.05": 2, "+Inf": 2})
     assert rates_of([old, young, Activity(span_s=0, deliveries=0, failures=0)]) == Rates(
-        deliveries_per_min=180, failures_per_min=6, retries=100, late_p99_ms=50
+        deliveries_per_min=180, failures_per_min=6, retries=100, late_p99_ms=50, workers=2, of_workers=3, is_least=True
     )
+    unowned = rates_of([old], unowned=True)
+    assert unowned is not None
+    assert (unowned.workers, unowned.of_workers, unowned.is_least) == (1, 1, True)
     assert rates_of([None]) is None

@@ -218,7 +218,7 @@ def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
 def test_a_port_that_was_asked_for_is_used_if_it_is_fausts_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`--port 6066` led to 6067: it looked like none, and the check before the start held its lock."""
+    """`faust worker --web-port 6066` led to 6067: it looked like none, and the check before the start held its lock."""
     monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     context = click.Context(click.Command("worker"))
     context.params["web_port"] = 6066

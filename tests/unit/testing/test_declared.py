@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from random import Random
 from typing import Any
 
 import faust
@@ -125,6 +126,37 @@ async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None
         MemoryPartition.of(retries, "refunds")
     with pytest.raises(LookupError, match="'orders' is declared, nor of any other topic"):
         MemoryPartition.of(Retries(faust.App("empty", broker="kafka://127.0.0.1:1")), "orders")
+
+
+@pytest.mark.parametrize(("name", "given"), [("policy", "1s"), ("policy", RetryPolicy("1s")), ("group", "other")])
+async def test_what_is_declared_is_not_given_again(retries: Retries, name: str, given: Any) -> None:
+    """A policy was "multiple values" of an argument, and a group was ignored."""
+    with pytest.raises(InvalidSettingError, match=f"setting {name}=.*: expected in the declaration; a partition with"):
+        MemoryPartition.of(retries, "orders", **{name: given})
+
+
+@pytest.mark.parametrize("partition", [-1, "0", 1.0, True, None])
+def test_a_number_that_is_no_partitions_is_named(partition: Any) -> None:
+    """A negative one was taken."""
+    with pytest.raises(InvalidSettingError, match=r"setting partition=.*: expected the number of a partition, 0 or"):
+        MemoryPartition(charge, partition=partition)
+
+
+@pytest.mark.parametrize("random", [0.5, lambda: 0.5])
+def test_what_gives_no_random_numbers_is_named(random: Any) -> None:
+    """Records were dead as `damaged` once their delays were drawn."""
+    with pytest.raises(InvalidSettingError, match=r"setting random=.*: expected what has a method random\(\)"):
+        MemoryPartition(charge, random=random)
+    assert MemoryPartition(charge, random=Random(7)).handler.name.endswith("charge")
+
+
+async def test_a_script_gets_what_the_declared_function_would(retries: Retries) -> None:
+    """Names in the value type are those of the declared function's module, whatever takes its place."""
+    script = Script()
+    retries.handler("lists", value=list["Order"], policy="5m")(charge)
+    async with MemoryPartition.of(retries, "lists", function=script) as lists:
+        await lists.send(b'[{"id": 1}]')
+        assert [call.value for call in script.calls] == [[Order(id=1)]]
 
 
 @pytest.mark.parametrize(

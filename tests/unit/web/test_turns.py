@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from retryapp.web.turns import Daemons, Turns, compute
+from retryapp.web.turns import Turns, compute
 
 ENDS = """
 import asyncio, time
@@ -35,20 +34,3 @@ async def test_what_a_call_raises_or_returns_reaches_the_page() -> None:
         with pytest.raises(ZeroDivisionError):
             await turns.take(lambda: 1 // 0)
         assert await turns.take(lambda: 7) == await compute(lambda: 7)
-
-
-def test_no_more_threads_than_it_may_have() -> None:
-    """Calls that find none free wait, and one that was given up meanwhile is not begun."""
-    go_on, began = threading.Event(), list[int]()
-
-    def call(number: int) -> int:
-        began.append(number)
-        assert go_on.wait(60)
-        return number
-
-    threads = Daemons(2, "test")
-    first, second, third, fourth = (threads.submit(call, number) for number in range(4))
-    assert third.cancel()
-    go_on.set()
-    assert [each.result(60) for each in (first, second, fourth)] == [0, 1, 3]
-    assert sorted(began) == [0, 1, 3]

@@ -1,17 +1,22 @@
-"""A cluster's client settings, from librdkafka's properties to those of Java's client.
+"""Spark's reader of Kafka, and its settings: librdkafka's properties in the words of Java's client.
 
 A property that begins with ``kafka.`` is meant for Java as it is, and wins; librdkafka never sees it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import JAVA_PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from retryapp.pipeline.positions import Offsets
 
 _SAME: Final = frozenset({"security.protocol", "client.id", "request.timeout.ms", "metadata.max.age.ms"})
 _LOGIN_MODULES: Final = {
@@ -19,10 +24,36 @@ _LOGIN_MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-
-
 _TIMEOUTS: Final = {"request.timeout.ms": "15000", "default.api.timeout.ms": "15000"}
 _PATIENCE: Final = {"fetchOffset.numRetries": "2", "kafkaConsumer.pollTimeoutMs": "30000"}
+
+
+def read_range(spark: SparkSession, connection: KafkaConnection, begin: Offsets, end: Offsets) -> DataFrame:
+    """Return the committed records from ``begin`` to before ``end``; both have the same partitions.
+
+    Returns:
+        key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
+        headers array<struct<key: string, value: binary>>.
+    """
+    begins, ends = _by_topic(begin), _by_topic(end)
+    options = {
+        **source_options(connection),
+        "kafka.bootstrap.servers": connection.bootstrap,
+        "kafka.isolation.level": "read_committed",  # the default reads records of aborted transactions too
+        "includeHeaders": "true",
+        "assign": json.dumps({topic: list(offsets) for topic, offsets in begins.items()}),
+        "startingOffsets": json.dumps(begins),
+        "endingOffsets": json.dumps(ends),
+        "failOnDataLoss": "true",
+    }
+    return spark.read.format("kafka").options(**options).load()
+
+
+def _by_topic(positions: Offsets) -> dict[str, dict[int, int]]:
+    nested: dict[str, dict[int, int]] = {}
+    for (topic, partition), offset in positions.items():
+        nested.setdefault(topic, {})[partition] = offset
+    return nested
 
 
 def source_options(connection: KafkaConnection) -> dict[str, str]:
@@ -37,13 +68,12 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
 
 
 def java_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return the options of a connection for Java's Kafka client."""
     given = dict(connection.options)
     passed = {name.removeprefix(JAVA_PREFIX): value for name, value in given.items() if name.startswith(JAVA_PREFIX)}
     options = {name: value for name, value in given.items() if name in _SAME}
     if "security.protocol" in options:
         options["security.protocol"] = options["security.protocol"].upper()
-    return {**options, **_login(given), **_certificates(given, passed), **passed}
+    return {**options, **_login(given), **_certificates(given), **passed}
 
 
 def _login(given: dict[str, str]) -> dict[str, str]:
@@ -70,49 +100,34 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _certificates(given: dict[str, str], java: Collection[str]) -> dict[str, str]:
+def _certificates(given: dict[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
-    trusted = given.get("ssl.ca.pem") or _text(given, "ssl.ca.location")
+    trusted, certificate, key = (_pem(given, f"ssl.{name}") for name in ("ca", "certificate", "key"))
     if trusted is not None:
         options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
-    certificate = given.get("ssl.certificate.pem") or _text(given, "ssl.certificate.location")
-    key = given.get("ssl.key.pem") or _text(given, "ssl.key.location")
     if "ssl.keystore.location" in given:
-        options |= _keystore(given)
+        # librdkafka's is PKCS#12, whose one password is the key's too. It is bytes, which Java takes from a file only.
+        place = given["ssl.keystore.location"]
+        if not Path(place).is_file():
+            raise InvalidSettingError("ssl.keystore.location", place, "expected a PKCS#12 file, and there is none")
+        options |= {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": str(Path(place).resolve())}
+        options["ssl.keystore.password"] = given.get("ssl.keystore.password", "")  # without one Java opens no store
     elif certificate is not None and key is not None:
         options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
         if "ssl.key.password" in given:
             options["ssl.key.password"] = given["ssl.key.password"]
-    elif "ssl.engine.location" in given and not any(name.startswith("ssl.keystore.") for name in java):
-        problem = "Java's client has no OpenSSL engines; give the pipeline a keystore, as kafka.ssl.keystore.location"
-        raise InvalidSettingError("ssl.engine.location", given["ssl.engine.location"], problem)
     checked = given.get("ssl.endpoint.identification.algorithm")
     if checked is not None:
         options["ssl.endpoint.identification.algorithm"] = "" if checked == "none" else checked
     return options
 
 
-def _keystore(given: dict[str, str]) -> dict[str, str]:
-    """Return librdkafka's keystore, which is PKCS#12: one password for the store and its key, so no `ssl.key.password`.
-
-    Unlike PEM it is bytes, which Java takes from a file only: executors need it at the same place.
-    """
-    place = given["ssl.keystore.location"]
-    if not Path(place).is_file():
-        raise InvalidSettingError("ssl.keystore.location", place, "expected a PKCS#12 file, and there is none")
-    return {
-        "ssl.keystore.type": "PKCS12",
-        "ssl.keystore.location": str(Path(place).resolve()),
-        "ssl.keystore.password": given.get("ssl.keystore.password", ""),  # without one Java opens no store
-    }
-
-
-def _text(given: dict[str, str], name: str) -> str | None:
-    """Return the text of a PEM file: it travels to the executors, which do not have the file."""
-    place = given.get(name)
-    if place is None:
-        return None
+def _pem(given: dict[str, str], name: str) -> str | None:
+    """Return PEM as text, also that of a file: it travels to the executors, which do not have the file."""
+    place = given.get(f"{name}.location")
+    if place is None or f"{name}.pem" in given:
+        return given.get(f"{name}.pem")
     try:
         return Path(place).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidSettingError(name, place, f"cannot be read: {error.strerror}") from error
+        raise InvalidSettingError(f"{name}.location", place, f"cannot be read: {error.strerror}") from error
