@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, ParamSpec, TypeVar
@@ -59,4 +60,5 @@ def _be_nice() -> None:
     """Have this thread yield to others of the machine; only Linux has a niceness for each thread."""
     if sys.platform == "linux":
         me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _NICENESS))
+        with suppress(OSError):  # where filters of system calls refuse it, as those of systemd may
+            os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _NICENESS))

@@ -38,3 +38,13 @@ def test_pages_come_after_records() -> None:
     before = niceness()
     assert Daemons(1, "test").submit(niceness).result(60) == min(19, before + 5)
     assert niceness() == before
+
+
+def test_where_priorities_are_refused_pages_answer_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a filter of system calls."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert Daemons(1, "test").submit(lambda: 7).result(60) == 7
