@@ -72,7 +72,6 @@ _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """An analysis of some thousand records takes half the processor time without Java's second compiler; one compiler
 alone has too small a code cache."""
 _NO_LOG: Final = "-Xlog:all=off"  # on standard output, where Java names each class that it does not archive
-_OF_JAVA: Final = "lib/server/classes.jsa"
 _WHOLE: Final = ".whole"
 """Suffix of the file that says so of an archive."""
 _OFTEN_NAMED: Final = ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils")
@@ -80,9 +79,7 @@ _OFTEN_NAMED: Final = ("org.apache.spark.sql.functions", "org.apache.spark.api.p
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _IN_DRIVER: Final = re.compile(r"local(\[.*\])?$")
 """Masters with which the driver is the one executor."""
-_CLASS_PATH: Final = "spark.driver.extraClassPath"
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
-_SPARKS_OWN: Final = ("SPARK_CONF_DIR", "SPARK_HOME")
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.ui.explainMode": "simple",  # else each plan is printed at length, for these pages
@@ -137,13 +134,13 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     home = java_home(options.cache_dir)
     os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
-    master = options.conf.get("spark.master", options.master or "local[*]")
+    master = options.master or "local[*]"
     flags = [*_collector(os.environ), *(_BRIEF if options.brief else ())]
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
     conf |= {"spark.master": master, "spark.driver.memory": options.memory}
-    if _is_plain(master, options.conf, os.environ):
+    if _IN_DRIVER.match(master):
         flags += class_archive(jars[0].parent, write=options.keeps_classes)
-        conf[_CLASS_PATH] = os.pathsep.join(map(str, jars))
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
     else:
         conf["spark.jars"] = ",".join(map(str, jars))
     conf["spark.driver.extraJavaOptions"] = java_flags(*flags)
@@ -212,34 +209,19 @@ def java_flags(*more: str) -> str:
     return " ".join(["-Xss32m", f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}", *more])
 
 
-def _is_plain(master: str, conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Tell whether our jars may be on the class path of Java, with an archive of its classes.
-
-    Not where executors need them, too, nor where the user has a class path, a Spark or options of Java: with an agent,
-    for one, Java does not start at all if it is to write an archive.
-    """
-    return (
-        _IN_DRIVER.match(master) is not None
-        and _CLASS_PATH not in conf
-        and not any(environment.get(name) for name in (*_JAVA_OPTIONS, *_SPARKS_OWN))
-    )
-
-
 def class_archive(folder: Path, *, write: bool) -> tuple[str, ...]:
     """Return Java's flags for its archive of Spark's classes in a folder: to use it, or to ``write`` one at the end.
 
     With it a session and its first queries take half the processor time. It has only what is on Java's class path, so
-    not what Spark loads by ``spark.jars``. Java ignores one that is not of its own build and of these jars, writes its
-    head last, and checks the rest if it is told to: damaged classes would end it. It adds to one of its own classes,
-    which small builds of Java lack. Several Javas and PySparks may share a cache.
+    not what Spark loads by ``spark.jars``. Java ignores one that is not of its own build and of these jars, and writes
+    its head last. Several Javas and PySparks may share a cache.
     """
     archive = _class_archive(folder)
     with suppress(FileNotFoundError), archive.open("rb") as file:
         if any(file.read(4)) and archive.with_suffix(_WHOLE).exists():
-            return shlex.quote(f"-XX:SharedArchiveFile={archive}"), "-XX:+VerifySharedSpaces", _NO_LOG
-    if not write or not os.access(folder, os.W_OK) or not (find_java().resolve().parents[1] / _OF_JAVA).exists():
+            return shlex.quote(f"-XX:SharedArchiveFile={archive}"), _NO_LOG
+    if not write or not os.access(folder, os.W_OK):
         return ()
-    archive.with_suffix(_WHOLE).unlink(missing_ok=True)
     return shlex.quote(f"-XX:ArchiveClassesAtExit={archive}"), _NO_LOG
 
 
