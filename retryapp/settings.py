@@ -47,8 +47,7 @@ class Settings(BaseSettings):
     )
 
     cache_dir: Path = platformdirs.user_cache_path("retryapp")
-    """Folder for what is downloaded or made once (jars of the development broker and of Spark, Spark's classes as Java
-    keeps them); safe to delete."""
+    """Folder for what is downloaded once (jars of the development broker and of Spark); safe to delete."""
     datadir: Path = Path(".retryapp")
     """Folder of local state. Each worker locks the first free `GROUP/worker-N` in it; the development broker uses
     `broker`, the pipeline `lake`."""

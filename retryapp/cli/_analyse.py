@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,7 +93,7 @@ def analyse(
     compared = shown = None
     if page is not None and after is None:  # what is waited for may make its folder
         _check_folder(page)
-    with lake_job(lake, replace(session, keeps_classes=True), must_exist=False) as (opened, stopped):
+    with lake_job(lake, session, must_exist=False) as (opened, stopped):
         from retryapp.pipeline.analysis.cuts import take_cut
         from retryapp.pipeline.analysis.job import Analysis
         from retryapp.pipeline.archive import Archive

@@ -23,7 +23,7 @@ from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.kafka import reach
 from retryapp.pipeline.errors import failures_named
-from retryapp.pipeline.session import SessionOptions, active_session, brought_along, classes_are_whole, start_session
+from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
@@ -118,8 +118,6 @@ def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
             raise
         else:
             session.stop()
-            if options.keeps_classes:
-                classes_are_whole(options.cache_dir)
 
 
 @contextmanager

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from retryapp.jvm import Progress, ensure_jars, find_java, jar_folder, spark_jars
+from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError, problem_of
 
 if TYPE_CHECKING:
@@ -71,14 +69,9 @@ _COLLECTOR: Final = "-XX:+UseParallelGC"  # costs the least processor time; paus
 _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 """An analysis of some thousand records takes half the processor time without Java's second compiler; one compiler
 alone has too small a code cache."""
-_NO_LOG: Final = "-Xlog:all=off"  # on standard output, where Java names each class that it does not archive
-_WHOLE: Final = ".whole"
-"""Suffix of the file that says so of an archive."""
 _OFTEN_NAMED: Final = ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils")
 """PySpark asks for these by their last names, for each column: Java would search all jars for them in six packages."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-_IN_DRIVER: Final = re.compile(r"local(\[.*\])?$")
-"""Masters with which the driver is the one executor."""
 _JAVA_OPTIONS: Final = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 _LOCAL: Final = {
     "spark.ui.enabled": "false",
@@ -102,7 +95,6 @@ class SessionOptions:
     memory: str = "2g"  # heap of the driver, as Java writes it; not on a platform's own session
     conf: Mapping[str, str] = field(default_factory=dict)  # further settings; they win
     brief: bool = True  # for work of seconds; an archive that runs for hours is better off without
-    keeps_classes: bool = False  # its work is typical of all: Java may write its archive of classes as it ends
 
 
 def brought_along() -> bool:
@@ -135,15 +127,13 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     os.environ["JAVA_HOME"] = str(home)  # read by the program that Spark starts
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the python3 of PATH
     master = options.master or "local[*]"
-    flags = [*_collector(os.environ), *(_BRIEF if options.brief else ())]
     conf = {**_ANYWHERE, **_OURS, **(_LOCAL if master.startswith("local") else {})}
-    conf |= {"spark.master": master, "spark.driver.memory": options.memory}
-    if _IN_DRIVER.match(master):
-        flags += class_archive(jars[0].parent, write=options.keeps_classes)
-        conf["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
-    else:
-        conf["spark.jars"] = ",".join(map(str, jars))
-    conf["spark.driver.extraJavaOptions"] = java_flags(*flags)
+    conf |= {
+        "spark.driver.extraJavaOptions": java_flags(*_collector(os.environ), *(_BRIEF if options.brief else ())),
+        "spark.master": master,
+        "spark.driver.memory": options.memory,
+        "spark.jars": ",".join(map(str, jars)),
+    }
     from py4j.java_gateway import java_import
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -207,39 +197,6 @@ def java_flags(*more: str) -> str:
     """Return the driver's Java options: a stack that the stop of a query does not overflow, errors only in the log."""
     log = resources.files("retryapp").joinpath("pipeline/log4j2.properties")
     return " ".join(["-Xss32m", f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}", *more])
-
-
-def class_archive(folder: Path, *, write: bool) -> tuple[str, ...]:
-    """Return Java's flags for its archive of Spark's classes in a folder: to use it, or to ``write`` one at the end.
-
-    With it a session and its first queries take half the processor time. It has only what is on Java's class path, so
-    not what Spark loads by ``spark.jars``. Java ignores one that is not of its own build and of these jars, and writes
-    its head last. Several Javas and PySparks may share a cache.
-    """
-    archive = _class_archive(folder)
-    with suppress(FileNotFoundError), archive.open("rb") as file:
-        if any(file.read(4)) and archive.with_suffix(_WHOLE).exists():
-            return shlex.quote(f"-XX:SharedArchiveFile={archive}"), _NO_LOG
-    if not write or not os.access(folder, os.W_OK):
-        return ()
-    return shlex.quote(f"-XX:ArchiveClassesAtExit={archive}"), _NO_LOG
-
-
-def classes_are_whole(cache_dir: Path) -> None:
-    """Say that Java may keep its archive: the work is done, and Java has loaded all classes that such work needs.
-
-    Java also writes one as it ends in the middle, after a kill -9 of its parent: later sessions would start slowly.
-    """
-    with suppress(OSError):
-        _class_archive(jar_folder(cache_dir, spark_jars())).with_suffix(_WHOLE).touch()
-
-
-def _class_archive(folder: Path) -> Path:
-    import pyspark
-
-    parts = (find_java().resolve(), Path(pyspark.__file__))
-    made_of = repr([(str(part), part.stat().st_mtime_ns) for part in parts])
-    return folder / f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.jsa"
 
 
 def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shlex
 import socket
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
-from retryapp.jvm import find_java, jar_folder, spark_jars
 from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
@@ -45,14 +43,7 @@ from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Look, compare, find_outlook
-from retryapp.pipeline.session import (
-    _check_version,
-    _collector,
-    _submitted,
-    class_archive,
-    classes_are_whole,
-    java_home,
-)
+from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
 
@@ -338,37 +329,6 @@ def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypat
 def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
     """It does not start with two; whoever names one in the environment keeps it."""
     assert _collector(given) == ours
-
-
-def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged archive is ignored in silence, one that was cut off is written again, and none where nothing can be.
-
-    As is one of a Java whose work was cut off: it lacks what that has not loaded.
-    """
-    folder = jar_folder(cache := tmp_path / "a cache", spark_jars())
-    folder.mkdir(parents=True)
-    java = find_java()
-
-    def start(*more: str) -> str:
-        words = *shlex.split(" ".join(class_archive(folder, write=True))), *more, "-XshowSettings:all", "-version"
-        return subprocess.run([java, *words], capture_output=True, text=True, check=True).stdout
-
-    assert class_archive(folder, write=False) == ()
-    assert start() == ""
-    (archive,) = folder.iterdir()
-    assert "ArchiveClassesAtExit" in "".join(class_archive(folder, write=True))
-    classes_are_whole(cache)
-    assert "shared objects file (top)" in start("-Xlog:class+load:stdout")
-    archive.chmod(0o600)
-    head, body = archive.read_bytes()[:4], archive.read_bytes()[4:]
-    archive.write_bytes(head + bytes(len(body)))
-    assert start() == ""
-    archive.write_bytes(bytes(4) + body)
-    start()
-    assert archive.read_bytes()[:4] == head
-    archive.unlink()
-    monkeypatch.setattr(os, "access", lambda place, _: place != folder)
-    assert class_archive(folder, write=True) == ()
 
 
 @pytest.mark.parametrize(
