@@ -302,11 +302,11 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
     for cut in taken:
         group = cut.group
         for topology in (each for each in find_handlers(admin, group) if each.main not in cut.gone):
-            partitions = take_ledger(connection, topology, by_names=True).partitions
+            taken_ledger = take_ledger(connection, topology, by_names=True)
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
-                    theirs = asdict(partitions[row["partition"]])
-                    differences += compare(row, theirs)
+                    theirs = asdict(taken_ledger.partitions[row["partition"]])
+                    differences += compare(row, theirs, knows_lost=not taken_ledger.missing_letters)
                     total.update({name: theirs[name] for name in ("received", "done", "recovered", "skipped")})
         at_rest = at_rest and cut == take_cut(admin, group)
     first = total["done"] - total["recovered"]

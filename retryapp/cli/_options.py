@@ -27,8 +27,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _KAFKA_PORT: Final = 9092
 _MOST_PORT: Final = 65_535
+_BARE_IPV6: Final = r"(?:[\da-f:.]*::[\da-f:.]*|(?:[\da-f]{1,4}:){7}[\da-f]{1,4})(?:%[\w.-]+)?"
+"""Without brackets, so without a port: nothing tells where the address would end."""
 _BROKER: Final = re.compile(
-    r"(?:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:[\w.-]+|\[[\w:.%]+\])(?::(?P<port>\d{1,5}))?", re.ASCII
+    rf"(?:(?:SASL_)?(?:PLAINTEXT|SSL)://)?(?:(?:[\w.-]+|\[[\w:.%]+\])(?::(?P<port>\d{{1,5}}))?|{_BARE_IPV6})",
+    re.ASCII | re.IGNORECASE,
 )
 _PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
 

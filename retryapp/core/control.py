@@ -202,15 +202,19 @@ class Edit(BaseModel):
 
 
 def _check_edit(idempotency: object, parts: Mapping[str, object], headers: object, drop: object) -> None:
-    """Raise `InvalidEditError` unless an edit can be made: callers without type checks give anything."""
+    """Raise `InvalidEditError` unless an edit can be made: callers without type checks give anything.
+
+    Of a value, key or header it shows the type: errors are logged, and payloads must not be.
+    """
     if idempotency not in ("keep", "new"):
         raise InvalidEditError("idempotency", idempotency, "expected keep or new")
     for name, part in parts.items():
         if not isinstance(part, bytes | None):
-            raise InvalidEditError(name, part, 'expected bytes, as "…".encode(), or None: as it was')
+            raise InvalidEditError(name, type(part), 'expected bytes, as "…".encode(), or None: as it was')
     by_name = isinstance(headers, Mapping) and all(map(_is_header, headers.items()))
     if not by_name:
-        raise InvalidEditError("headers", headers, "expected the bytes of each by its name, as {'tenant': b'acme'}")
+        expected = "expected the bytes of each by its name, as {'tenant': b'acme'}"
+        raise InvalidEditError("headers", type(headers), expected)
     if not isinstance(drop, tuple | list) or not all(isinstance(name, str) for name in drop):
         raise InvalidEditError("drop", drop, "expected names of headers, as ('trace',)")
     if not headers and not drop and all(part is None for part in parts.values()):

@@ -63,9 +63,13 @@ from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.traces import qualified_name
 from retryapp.core.values import value_type
+from retryapp.core.verdicts import Defer
 
 REPLAY: Final = "replay"
 """Tier of a record that was replayed, until its next attempt fails."""
+
+DEFERRAL: Final = qualified_name(Defer)
+"""Error type in the history of each delivery that was deferred, whatever its handler has raised."""
 
 BATCH_OVERHEAD_BYTES: Final = 61
 """Header of a record batch, format v2 (KIP-98): the limit holds for the batch, so a lone record carries it."""
@@ -311,7 +315,8 @@ def after_failure(
     """
     attempt, failed_ms = min(attempt, MAX_COUNT), clamped(failed_ms)
     error_type = failure.error_type or NAMELESS
-    entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
+    ended_by = DEFERRAL if failure.deferred else error_type  # an app may have subclasses, which nothing else could tell
+    entry = HistoryEntry(attempt, failed_ms, cut_text(ended_by, MAX_HISTORY_TYPE_BYTES))
     dead = decision.reason.value if isinstance(decision, Dead) else None
     rule = failure.rule if dead is not None else _with_schedule(failure.rule)
     name, failures = None if rule is None else rule.name, min(failures_in_a_row(previous, failure.rule), MAX_COUNT)

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.hops import REPLAY
-from retryapp.core.metadata import DEFERRED, NAMELESS, RELEASED, HistoryEntry, RetryMetadata
-from retryapp.core.traces import qualified_name
-from retryapp.core.verdicts import Defer
+from retryapp.core.hops import DEFERRAL, REPLAY
+from retryapp.core.metadata import DEFERRED, MAX_HISTORY, NAMELESS, RELEASED, HistoryEntry, RetryMetadata
 
-_DEFER: Final = qualified_name(Defer)
 _NOT_RUN: Final = {DeadReason.CANCELLED, DeadReason.OVERFLOW}
 """Reasons of records that are dead without another run: the error that they name is that of the run before."""
 
@@ -60,7 +57,7 @@ def failures_of(metadata: RetryMetadata) -> Failures:
     deferred_ms = attempts[-1].ended_ms if attempts and attempts[-1].deferred else None
     return Failures(
         first_ms=_first_ms(metadata, failed),
-        is_first=not metadata.replays or len(attempts) >= metadata.delivery - metadata.replays,
+        is_first=not metadata.replays or _is_whole(metadata, attempts),
         replay_first_ms=own[0] if own else None,
         last_ms=_last_ms(metadata, failed, is_last=deferred_ms is None),
         deferred_ms=deferred_ms,
@@ -68,12 +65,22 @@ def failures_of(metadata: RetryMetadata) -> Failures:
     )
 
 
+def _is_whole(metadata: RetryMetadata, attempts: list[EndedAttempt]) -> bool:
+    """Tell whether the history lacks none: it keeps the last ones, and a dead letter that is too large drops all.
+
+    Not every delivery has an entry: some records die without another run, and a first one may be attempt 2 or later.
+    """
+    if len(attempts) >= metadata.delivery - metadata.replays:
+        return True
+    return 0 < len(attempts) < MAX_HISTORY and attempts[0].replay == 0
+
+
 def _attempts(metadata: RetryMetadata) -> Iterator[EndedAttempt]:
     earlier = 0 if metadata.replays < 2 else None
     for at, entry in enumerate(metadata.history, 1):
         replay = metadata.replays if _is_of_last_replay(metadata, entry) else earlier
         is_last_deferred = at == len(metadata.history) and metadata.tier in (DEFERRED, RELEASED)
-        deferred = is_last_deferred or entry.error_type == _DEFER
+        deferred = is_last_deferred or entry.error_type == DEFERRAL
         yield EndedAttempt(entry.attempt + deferred, replay, entry.failed_ms, entry.error_type, deferred)
 
 

@@ -7,11 +7,43 @@ from pathlib import Path
 
 import pytest
 from samples import key_of, removal, waiting_row
+from typing_extensions import override
 
 from retryapp.core.row_keys import parse_row_key
 from retryapp.runtime.stores import pending
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import StoreIdentity
+
+
+class Compared(bytes):
+    """A row key that counts how often one is compared with another, to bring them into order."""
+
+    compared = 0
+
+    @override
+    def __lt__(self, other: bytes) -> bool:
+        Compared.compared += 1
+        return super().__lt__(other)
+
+
+def test_the_first_of_many_rows_is_found_without_a_sort(tmp_path: Path) -> None:
+    """The pages of each worker ask for it every other second: to sort 20,000 rows stopped its event loop."""
+    identity = StoreIdentity(topic="app.orders.pending.changelog", topic_id="i", partition=3)
+    table = RocksPendingTable(tmp_path / "3", identity, now_ms=0, max_age_ms=None)
+    rows = [waiting_row(n, due_at_ms=100 + n) for n in range(2_000)]
+    table.write(rows, 0)
+    keys = [Compared(key_of(row)) for row in rows]
+    assert table.due(10_000, 2_000, keys[:1]) == (table.page(keys[0], 2_000), None)
+    for key in keys[1:-1]:
+        table.put_aside(key)
+    table.due(10_000, 0, keys[:1], aside=False)
+    assert table._cursors[0] == keys[-1], "all others are below it"
+    Compared.compared = 0
+    assert table.due(0, 0, keys[:1]) == ([], 101)
+    assert [key for key, _ in table.page(None, 1)] == keys[:1]
+    assert Compared.compared < 2 * 4 * 2_000
+    assert [key for key, _ in table.page(None, 2_000)] == keys
+    table.close()
 
 
 def test_a_look_costs_the_same_however_many_rows_are_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

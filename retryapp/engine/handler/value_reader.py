@@ -52,7 +52,8 @@ class ValueReader:
         if self._missing is not None:
             problem = (
                 f"{self._missing}, so handler {self._handler} cannot decode its records. Define or import that name in "
-                f"the module whose type uses it, not only under TYPE_CHECKING; or write the class itself"
+                f"the module of the handler's function (of a model's field: in the model's module), not only under "
+                f"TYPE_CHECKING; or write the class itself"
             )
             raise InvalidSettingError("value", self.value_type, problem)
 

@@ -138,10 +138,11 @@ def is_covered(row: Row) -> bool:
     return row["from_offset"] == 0 and row["to_offset"] == row["cut_offset"] and not row["gaps"] and not row["overlaps"]
 
 
-def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
+def compare(row: Row, counted: Mapping[str, int], *, knows_lost: bool = True) -> list[Row]:
     """Return the numbers of a partition in which ``retryapp ledger`` differs, which shares no code but core's codecs.
 
     What they say of records that failed must be equal at rest, and the rest where workers' counts reach up to the cut.
+    Without a dead-letter topic the ledger calls none ``lost`` (`knows_lost`): they may have been dead letters.
 
     >>> row = dict.fromkeys(OF_FAILED, 0) | dict(group="g", main="m", partition=0, cut_offset=0)
     >>> row |= dict(pending=2, received=5, done=3)
@@ -149,9 +150,11 @@ def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
     []
     >>> [each["name"] for each in compare(row, dict(row, skipped=0, dead=1))]
     ['dead']
+    >>> compare(row | dict(lost=1), dict(row, skipped=0, unknown=1), knows_lost=False)
+    []
     """
     theirs = {**counted, "done": counted["done"] + counted["skipped"]}
-    names = OF_FAILED + (OF_ALL if is_covered(row) else ())
+    names = (OF_FAILED if knows_lost else _FATES) + (OF_ALL if is_covered(row) else ())
     place = {name: row[name] for name in ("group", "main", "partition")}
     found = ({**place, "name": name, "analysis": row[name], "ledger": theirs[name]} for name in names)
     return [each for each in found if each["analysis"] != each["ledger"]]

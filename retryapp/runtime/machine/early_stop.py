@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal
 
 _STDERR: Final = 2
 _TEXT: Final = "stopped by SIGTERM before the worker had begun"
@@ -25,9 +25,13 @@ _LINES: Final = {
 @contextmanager
 def stopped_early(log_format: Literal["text", "json"]) -> Iterator[None]:
     """End this process on SIGTERM while the body runs and nothing else handles the signal; for the main thread."""
-    line = _LINES[log_format].encode()
+    line, worker = _LINES[log_format].encode(), os.getpid()
 
-    def end(_number: int, _frame: object) -> NoReturn:
+    def end(_number: int, _frame: object) -> None:
+        if os.getpid() != worker:  # a child that the app has forked: it is no worker, and ends as it would without this
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         with suppress(OSError):
             os.write(_STDERR, line)  # not through `sys.stderr`, which may be in the middle of a write
         os._exit(0)  # an exception could be swallowed by what it interrupts, as by a module that is imported

@@ -76,7 +76,9 @@ class LaneFailures:
     def failed(self, failure: Observation, now_s: float) -> int | None:
         """Take a failure; return how many the line about it stands for, None: it has none."""
         name = failure.error_type, failure.message
-        if (cause := self._causes.get(name)) is None:
+        cause = self._causes.get(name)
+        # a lane fails far more often than this, but one that is taken away while it opens does not say so
+        if cause is None or now_s > cause.next_s + LONGEST_PAUSE_S:
             if len(self._causes) >= _MOST_LINES:
                 self._causes.clear()
             cause = self._causes[name] = _Cause(now_s)

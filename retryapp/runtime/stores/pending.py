@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from heapq import merge
+from heapq import heapify, heappop, merge
 from itertools import chain, islice
 from pathlib import Path
 
@@ -316,7 +316,10 @@ class RocksPendingTable(RocksTable, PendingTable):
         begin, end, cursor = _start_of(queue), _start_of(queue + 1), self._cursors[queue]
         start = in_queue(start, queue) if start else begin
         passed = (self._passed | self._aside if aside else self._passed).difference(claimed)
-        for key in sorted(key for key in passed if start <= key < cursor):
+        below = [key for key in passed if start <= key < cursor]
+        heapify(below)  # not sorted: there may be many, and most looks want the first few
+        while below:
+            key = heappop(below)
             value = self._store.get(key)
             if value is not None:
                 yield key, value

@@ -215,7 +215,8 @@ OF_MODULE: Any = GenericAlias(list, ("re.Nowhere",))
 @pytest.mark.parametrize("declared", [NOWHERE, dict[str, NOWHERE], LOST, list[LOST], OF_MODULE])
 def test_a_value_type_that_names_what_is_nowhere_is_refused_at_the_start(declared: Any) -> None:
     """Each record spent all its attempts on it."""
-    problem = r"setting value=.*'Nowhere' is not defined, so handler .*note cannot decode.*TYPE_CHECKING"
+    refusal = r"setting value=.*'Nowhere' is not defined, so handler .*note cannot decode"
+    problem = rf"{refusal}.* module of the handler's function \(of a model's field: .*TYPE_CHECKING"
     with pytest.raises(InvalidSettingError, match=problem):
         make_context(note, value_type=declared).handler.values.check()
     with pytest.raises(InvalidSettingError, match=problem):

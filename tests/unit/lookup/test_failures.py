@@ -10,8 +10,8 @@ from samples import WAITING
 
 from retryapp.core.classify import DeadReason, classify
 from retryapp.core.decide import Dead, RetryAt
-from retryapp.core.hops import after_failure, cancelled, replayed
-from retryapp.core.metadata import DEFERRED, HELD, MAX_HISTORY, RetryMetadata
+from retryapp.core.hops import after_failure, cancelled, not_run_again, replayed
+from retryapp.core.metadata import DEFERRED, HELD, MAX_HISTORY, HistoryEntry, RetryMetadata
 from retryapp.core.verdicts import Defer
 from retryapp.lookup.failures import failures_of, has_failed
 
@@ -72,6 +72,16 @@ def test_a_first_failure_that_may_be_missing_says_so() -> None:
     assert (bare.first_ms, bare.is_first) == (300, False)
 
 
+def test_a_delivery_without_an_entry_is_no_failure_that_is_missing() -> None:
+    """Records die without another run, and a first delivery may be a later attempt: the history lacks none then."""
+    waits = after(None, ValueError("no"), 100)
+    cancelled_once = failures_of(again(cancelled(waits, "", 150), 300))
+    full = failures_of(again(not_run_again(waits, DeadReason.OVERFLOW, 150), 300))
+    tried = replace(died(100), attempt=3, delivery=3, history=(HistoryEntry(3, 100, "E"),))
+    for found in (cancelled_once, full, failures_of(again(tried, 300))):
+        assert (found.first_ms, found.is_first) == (100, True)
+
+
 @pytest.mark.parametrize("verdict", [Defer("1h", "the bank's answer"), Waits("1h")])
 def test_a_record_that_was_deferred_has_not_failed(verdict: Defer) -> None:
     """Nor if it is cancelled then; once it has failed, the deferral is no first failure."""
@@ -79,10 +89,9 @@ def test_a_record_that_was_deferred_has_not_failed(verdict: Defer) -> None:
     found = failures_of(deferred)
     assert (found.first_ms, found.last_ms, found.deferred_ms, has_failed(deferred)) == (None, None, 100, False)
     assert [(each.attempt, each.deferred) for each in found.attempts] == [(1, True)]
-    plain = after(None, Defer("1h"), 100)
-    gone = failures_of(cancelled(plain, "", 150))
+    gone = failures_of(cancelled(deferred, "", 150))
     assert (gone.first_ms, gone.last_ms) == (None, None)
-    failed = failures_of(after(plain, ValueError("no"), 200))
+    failed = failures_of(after(deferred, ValueError("no"), 200))
     assert (failed.first_ms, failed.last_ms, failed.deferred_ms) == (200, 200, None)
     behind = failures_of(after(after(None, ValueError("no"), 100), verdict, 200))
     assert (behind.first_ms, behind.last_ms, behind.deferred_ms) == (100, 100, 200)

@@ -189,6 +189,20 @@ async def test_another_error_of_a_lane_is_not_held_back(
     assert len(caplog.records) == 3
 
 
+async def test_an_error_of_a_lane_that_comes_again_much_later_is_shown_at_once(
+    observer: LogObserver, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lane was taken away while it opened, which has no event: a day later the count was that of yesterday."""
+    shown: list[tuple[int, int]] = []
+    day_s = 86_400
+    for partition, seconds in ((0, 0), (0, 5), (1, day_s), (1, day_s + 5), (1, day_s + 11)):
+        monkeypatch.setattr("time.monotonic", lambda now_s=float(seconds): now_s)
+        logged.clear()
+        observer.observe(replace(NO_ANSWER, partition=partition))
+        shown += [(seconds, record.__dict__["count"]) for record in logged.records if record.levelno >= logging.INFO]
+    assert shown == [(0, 1), (day_s, 1), (day_s + 11, 2)], "the pauses begin anew too"
+
+
 async def test_a_second_is_summed_up_in_one_line_for_each_handler(
     observer: LogObserver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
