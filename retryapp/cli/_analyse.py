@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,8 +92,11 @@ def analyse(
     now_ms = SystemClock().wall_ms
     login = click.get_current_context().params["client_config"]
     compared = shown = None
-    if page is not None and after is None:  # what is waited for may make its folder
-        _check_folder(page)
+    if page is not None:
+        if after is None:  # what is waited for may make its folder
+            _check_folder(page)
+        # while the JVM starts: it takes a second
+        threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     with lake_job(lake, session, must_exist=False) as (opened, stopped):
         from retryapp.pipeline.analysis.cuts import take_cut
         from retryapp.pipeline.analysis.job import Analysis

@@ -52,7 +52,7 @@ class SparkMissingError(EnvironmentFault):
     def __init__(self, needed: str, problem: str) -> None:
         super().__init__(
             f"the pipeline needs PySpark {needed} ({problem}). Install it from your clone: pip install "
-            f"'/path/to/retryapp[spark]' (531 MB), or use a platform that has it"
+            f"'/path/to/retryapp[spark]' (565 MB), or use a platform that has it"
         )
 
 

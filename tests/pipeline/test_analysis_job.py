@@ -27,7 +27,7 @@ from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.report.page import to_page
 from retryapp.pipeline.sources import Life
-from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Analysts:
     @property
     def folder(self) -> Path:
         """Of ``derived``."""
-        return Path(self.derived.place("").removeprefix("file://"))
+        return Path(self.lake.table(DERIVED).removeprefix("file://"))
 
     def append(self) -> None:
         if self.archive.rows:

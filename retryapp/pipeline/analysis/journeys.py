@@ -83,7 +83,11 @@ def journeys_of(traces: DataFrame) -> DataFrame:
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER, *copies)
     before = F.struct(*_ORDER, *(f"step.{name}" for name in ("tier", "due_at_ms", "attempt", "replays")))
     is_moved = F.col("step.station") == F.lit(MOVED)  # of delivery 0, and so before all others
-    in_turn = steps.withColumns({"before": F.lag(before).over(in_order), "is_moved": F.max(is_moved).over(in_order)})
+    earlier = in_order.rowsBetween(Window.unboundedPreceding, -1)
+    highest = F.max("delivery").over(earlier)  # not of the row before: a mark may have a lower one than rows before it
+    in_turn = steps.withColumns(
+        {"before": F.lag(before).over(in_order), "highest": highest, "is_moved": F.max(is_moved).over(in_order)}
+    )
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
@@ -93,7 +97,7 @@ def _columns(steps: GroupedData) -> DataFrame:
     order = F.struct(*_ORDER, ~is_copy)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
-    missing = F.col("delivery") - 1 - F.coalesce("before.delivery", F.lit(0))
+    missing = F.col("delivery") - 1 - F.coalesce("highest", F.lit(0))
 
     def first_known(name: str) -> Column:
         value = F.col(f"step.{name}")
