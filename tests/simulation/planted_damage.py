@@ -46,7 +46,7 @@ async def _undecided(*_: Any) -> None:
 
 
 DAMAGE: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("a transaction without an end is left so", ((transport, "end_undecided", _undecided),), 379),
+    ("a transaction without an end is left so", ((transport, "end_undecided", _undecided),), 1515),
     ("a damaged row ends without a letter", ((deliver, "bury_damaged", _without_letter),), 1),
     ("nothing pauses behind a damaged row", ((deliver, "bury_damaged", _going_on),), 4_000_051),
     ("a damaged row is not looked for", ((Unread, "add", _unseen),), 4_000_217),
