@@ -23,7 +23,7 @@ START_SILENCE_S = 60.0
 START_TIMEOUT_S = 600.0
 """How long a start may take, whatever the log says."""
 START_LONG_S = 10.0
-"""After which whoever waits is told."""
+"""A start that takes longer says so."""
 STOP_TIMEOUT_S = 3.0
 """How long a broker may take to stop before it is killed: a process runner kills everything after 5 s."""
 

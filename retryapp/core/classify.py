@@ -186,7 +186,7 @@ def _wait_ms(verdict: RetryLater | Defer, now_ms: int) -> int:
 
 
 def _compared_ms(verdict: RetryLater | Defer, now_ms: int) -> int:
-    """Return what orders the waits of a group; one that is none is the longest, so that it is told if a wait counts."""
+    """Return a wait, to compare those of a group. One that cannot be used is the longest: so it is told."""
     try:
         return _wait_ms(verdict, now_ms)
     except BrokenVerdictError:

@@ -30,12 +30,13 @@ def decide(lake: Lake, rows: Sequence[Row], states: Mapping[str, str], *, decide
     """
     if unknown := states.keys() - {row["cause_id"] for row in rows}:
         raise NameUnknownError("cause", min(unknown))
+    facts = Facts(lake)
     for row in (row for row in rows if row["cause_id"] in states):
         cause, state = {name: row[name] for name in _CAUSE}, states[row["cause_id"]]
         fact = {**cause, "state": state, "decided_ms": decided_ms, **words}
         if state != IGNORED:
             fact["until_ms"] = None
-        Facts(lake).put(DECISIONS_TABLE, f"{decided_ms:013d} {' '.join(cause.values())}", fact)
+        facts.put(DECISIONS_TABLE, f"{decided_ms:013d} {' '.join(cause.values())}", fact)
 
 
 def judged(lake: Lake, rows: Iterable[Row], *, since_ms: int | None, now_ms: int) -> list[Row]:

@@ -32,7 +32,7 @@ def test_a_recovered_record_with_all_its_attempts(archive: Archive) -> Story:
 
 @story(50)
 def test_fates_and_what_is_missing(archive: Archive) -> Story:
-    """Pending with its due time, dead with its reason; attempts that nobody archived are counted, copies too.
+    """Pending with its due time, dead with its reason; attempts that are not archived are counted, and copies.
 
     A record that ends its workers dies with the number of the attempt that had failed before: it is no further one. The
     dead letter of a cancelled one takes a delivery's number; held, it was never tried, and has a cause.

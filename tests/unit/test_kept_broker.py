@@ -140,7 +140,7 @@ def test_a_broker_that_dies_at_its_start_says_why(tmp_path: Path, refused: Calla
 def test_a_slow_start_may_go_on_while_the_broker_logs(
     tmp_path: Path, refused: Callable[..., BrokerFailedError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a fixed minute a slow machine had its broker killed. One that says nothing is ended; who waits is told."""
+    """A broker that goes on logging is not ended; one that logs nothing is, and a long start says so."""
     output, now_s = tmp_path / "output.txt", 0.0
 
     def look(_port: int, timeout_s: float) -> None:

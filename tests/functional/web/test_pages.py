@@ -102,7 +102,9 @@ async def test_rates_of_some_workers_are_the_least_that_there_may_be(site: Site,
     assert "without partitions 2, 3" in text.partition("Due soon")[0]
     worker.parts[MAIN][2] = partition(2)
     text = words(await site.page(path))
-    assert ("at least 6,310" in text, "not of all workers" in text) == (True, True), "nobody is known for partition 3"
+    assert ("at least 6,310" in text, "not of all workers" in text) == (True, True), (
+        "the worker of partition 3 is not known"
+    )
     worker.parts[MAIN][3] = partition(3)
     text = words(await site.page(path))
     assert ("6,310 42 failed" in text, "at least" in text) == (True, False)
