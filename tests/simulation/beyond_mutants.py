@@ -88,11 +88,11 @@ _finish = OffsetWindow.finish
 
 BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a note is durable without its turn", ((LaneProtocol, "renew", _note_stays),), 286),
-    ("a note is written from the former offset", ((Notes, "noted", _former_base),), 1),
-    ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),), 1),
-    ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 1),
+    ("a note is written from the former offset", ((Notes, "noted", _former_base),), 5),
+    ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),), 0),
+    ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 6),
     ("what is settled beyond the offset is forgotten with it", ((marks, "read_progress", _not_written),), 209),
-    ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 1),
+    ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 6),
     ("a record whose row goes on is passed without a note", ((OffsetWindow, "finish", _unnoted),), 16_415_573),
     ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1078),
 )

@@ -61,12 +61,12 @@ async def _never_over(_self: BatchPool, batch: BatchRun) -> bool:
 
 CALLS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("what a failed try has published is kept",
-     ((Run, "try_again", _same_box), (pool, "open_delivery", _filled)), 1),
-    ("another try begins after the end of the session", ((DeliveryPool, "_tries_again", _deaf),), 1),
-    ("a mark is that of another record", ((BatchPool, "_close_all", _blamed),), 1),
-    ("neighbours fail with a record that raises", ((batches, "ALIKE", 1),), 1),
+     ((Run, "try_again", _same_box), (pool, "open_delivery", _filled)), 4),
+    ("another try begins after the end of the session", ((DeliveryPool, "_tries_again", _deaf),), 24),
+    ("a mark is that of another record", ((BatchPool, "_close_all", _blamed),), 9),
+    ("neighbours fail with a record that raises", ((batches, "ALIKE", 1),), 9),
     ("what took too long runs with others again", ((deliver, "ALONE", 0),), 87),
     ("halves are tried after the end of the session", ((BatchPool, "_is_over", _never_over),), 154),
-    ("a delivery has one try", ((pool, "hot_wait_s", lambda _run, _error: None),), 1),
+    ("a delivery has one try", ((pool, "hot_wait_s", lambda _run, _error: None),), 16),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

@@ -58,7 +58,7 @@ _apply = MemoryPendingTable._apply
 
 
 FLOORS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("a rebuild begins a record too late", ((recovery, "floor_of", _one_record_on),), 11),
+    ("a rebuild begins a record too late", ((recovery, "floor_of", _one_record_on),), 30),
     ("what is not committed raises the floor", ((LaneProtocol, "_log", _as_if_committed),), 1_000_131),
     ("the floor rises with time", ((MemoryPendingTable, "_apply", _in_time),), 1_000_025),
     ("held rows do not keep the floor down", ((MemoryPendingTable, "_apply", _of_those_due),), 1_000_025),

@@ -64,10 +64,10 @@ def _unwritten(self: KeptCircuits, *_what: Any) -> Turn:
 
 PACE: Final[tuple[tuple[Any, ...], ...]] = (
     ("a bucket is full at opening", ((LeakyBucket, "empty", _full), (LeakyBucket, "_from_ms", _saved_up)), 74),
-    ("attempts are spent while the circuit is open", ((Circuit, "free", lambda *_given: False),)),
+    ("attempts are spent while the circuit is open", ((Circuit, "free", lambda *_given: False),), 27),
     ("what the circuit held is not let go", ((Pace, "_release", _never),), 104),
     ("a probe that hangs is waited for", ((Circuit, "begin", _waited_for),), 144),
-    ("probes that go well end no outage", ((Circuit, "_judge_probes", _never),)),
+    ("probes that go well end no outage", ((Circuit, "_judge_probes", _never),), 27),
     ("rows wait for the services of others", ((MemoryPendingTable, "due", _one_queue),), SERVED + 13),
     ("a row forgets its service", ((PendingRow, "in_circuit", _in_none),), SERVED + 4),
     (

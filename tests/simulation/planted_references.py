@@ -17,6 +17,6 @@ def _too_long(_context: DeliveryContext, _timestamp_ms: int) -> int:
 
 REFERENCES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("no checksum", ((core, "_checksum", lambda _record: 0),), 119),
-    ("held past what the topic keeps", ((reference, "safe_until_ms", _too_long),), 1),
+    ("held past what the topic keeps", ((reference, "safe_until_ms", _too_long),), 13),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

@@ -47,12 +47,12 @@ _find = Rule.find
 
 VERDICTS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("failures under a rule are not carried",
-     ((judge, "failures_in_a_row", _always_first), (hops, "failures_in_a_row", _always_first)), 1),
-    ("a rule's schedule goes by all attempts", ((judge, "failures_in_a_row", _as_attempts),), 1),
-    ("a skip leaves its row", ((deliver, "_skipped", _left),), 1),
+     ((judge, "failures_in_a_row", _always_first), (hops, "failures_in_a_row", _always_first)), 2),
+    ("a rule's schedule goes by all attempts", ((judge, "failures_in_a_row", _as_attempts),), 6),
+    ("a skip leaves its row", ((deliver, "_skipped", _left),), 26),
     ("a skip counts as a failure", ((deliver, "_skipped", _uncounted),), 52),
     ("dead letters of a rule go to the usual topic",
-     ((HandlerTopology, "dlq_named", lambda self, _name: self.dlq),), 1),
-    ("rules do not look at causes", ((Rule, "find", _outermost),), 1),
+     ((HandlerTopology, "dlq_named", lambda self, _name: self.dlq),), 6),
+    ("rules do not look at causes", ((Rule, "find", _outermost),), 6),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""
