@@ -6,13 +6,15 @@
    and would be tried again, is superseded instead. So is one behind which a dead record of its key is replayed.
 3. What replaces a record is on the main topic, unsettled, or in a row: a crash at any point leaves the newest.
 4. An opening claims no row before the main topic is read up to where it ended then, or for `READ_S`.
+5. A topic that has lost its end may have other records at the offsets of rows since. An opening finds those rows before
+   a record comes in: the record that such a row is of is older than all that are there, and replaces none.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,8 +23,8 @@ from typing_extensions import override
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Superseded
-from retryapp.core.record import Origin, failure_id
-from retryapp.core.row_keys import origin_offset
+from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.row_keys import identity_of, origin_offset
 from retryapp.core.rows import decode_row
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
@@ -38,9 +40,17 @@ _TURN_ROWS: Final = 100
 class Latest(Sequences):
     """The newest records of one session of a partition."""
 
+    def __init__(
+        self, *place: Any, records: Callable[[Sequence[int]], Awaitable[Mapping[int, Record]]], **calls: Any
+    ) -> None:
+        """Begin as others do; `records` returns those that the main topic has at rising offsets."""
+        super().__init__(*place, **calls)
+        self._records = records
+
     @override
     async def load(self, table: PendingTable) -> None:
         await super().load(table)
+        await self._find_lost()
         self._read = asyncio.Event()
         self.read_to(self._reached)
         for line in list(self._lines.values()):  # with another order a key may have had many
@@ -51,6 +61,30 @@ class Latest(Sequences):
                 if (removal := self._removal(sure[at : at + _TURN_ROWS], origin_offset(newest))).rows:
                     self._submit(removal)
                 await asyncio.sleep(0)
+
+    async def _find_lost(self) -> None:
+        """Find rows whose records the main topic does not have any more at their offsets.
+
+        What it has lost is its end: all before a record that it still has is there, too. So the last rows are looked at
+        first, which is one of them where the offset was set back.
+        """
+        reached, count = 0, 1
+        while rows := self._early[reached : reached + count]:
+            there = await self._records([offset for offset, *_ in reversed(rows)])
+            own = (at for at, (offset, *_) in enumerate(rows) if offset in there and self._is_own(there[offset]))
+            if (first := next(own, None)) is not None:
+                reached += first
+                break
+            reached, count = reached + len(rows), 2 * count
+        lost, self._early = self._early[:reached], self._early[reached:]
+        for offset, name, _ in lost:
+            origin = Origin(self._context.handler.main, self._context.topic_id, self._partition, offset)
+            self._gone.add(identity_of(origin))
+            self._lines[name].rows = deque(sorted(self._lines[name].rows, key=self._position))
+
+    def _is_own(self, record: Record) -> bool:
+        """Tell whether a record may be that of its row; a range that cannot be read may have it."""
+        return record.next_offset != record.offset + 1 or self.has_row(record)
 
     @override
     async def caught_up(self) -> None:

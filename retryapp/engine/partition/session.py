@@ -114,7 +114,9 @@ class Session:
         self.sequences: Sequences | None = None
         if ordered:
             place = context, main.partition, given_up, start, transport.main_end
-            sort = Latest if context.handler.order is Order.LATEST else Sequences
+            sort: Any = Sequences
+            if context.handler.order is Order.LATEST:
+                sort = partial(Latest, records=partial(transport.reader.records, main))
             calls: Any = {"settle": self._settle, "submit": self._submit, "kept": self._lost_rows.holds}
             self.sequences = self._lost_rows.sequences = sort(*place, start=self._lost_rows.begin, **calls)
         self._pending = transport.pending

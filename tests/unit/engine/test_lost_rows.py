@@ -148,6 +148,41 @@ async def test_newer_ones_in_each_others_places_do_not_wait_for_ever() -> None:
         assert sorted(gate.done) == [b"newer one", b"newer two"]
 
 
+@pytest.mark.parametrize("marker", [True, False])
+async def test_a_newer_one_is_not_replaced_by_a_lost_one_of_a_later_offset(*, marker: bool) -> None:
+    """With `latest` that is older whatever its offset, also where a transaction has its end there."""
+    options: Any = {"order": Order.LATEST, "concurrency": 3}
+    transport = await grown(
+        {b"one": b"b", b"old": b"a"}, {b"new": b"a", b"other": b"c", b"last": b"d"}, order=Order.LATEST
+    )
+    if marker:
+        del transport.broker.logs[MAIN].entries[1]
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert sorted(gate.done) == sorted([b"one", b"new", b"last"] + [b"other"] * (not marker))
+        assert (orders.waiting, transport.offsets[MAIN], failures(orders)) == ({}, 3, [])
+
+
+async def test_a_later_one_that_is_still_there_replaces_an_older_one() -> None:
+    """Its offset was set back, and the topic has lost what came after it."""
+    options: Any = {"order": Order.LATEST, "concurrency": 9}
+    async with serving(Gate(), POLICY, **options) as (orders, gate):
+        for value, key in {b"one": b"a", b"two": b"b", b"older": b"c", b"newer": b"c", b"lost": b"d"}.items():
+            await orders.send(value, key=key)
+            await gate.end(orders, value, BankDownError())
+        await orders.advance(500)
+        transport = orders.transport
+    lose_the_end(transport, 4)
+    transport.clock.advance(1)
+    transport.append(MAIN, b"e", b"new")
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert sorted(gate.done) == [b"lost", b"new", b"newer", b"one", b"two"]
+
+
 async def test_no_mark_of_suspects_moves_the_offset_past_it() -> None:
     """Those after it run in groups; a kill after that loses it no more than before."""
     names = [b"new", b"a", b"b", b"c"]
