@@ -241,6 +241,13 @@ class PartState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class NewerOrder(BaseModel):
+    """What a newer build has a part do: nothing is done for it here, and it is written as it was read."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    letters: int | None = None
+
+
 class Part(BaseModel):
     """A part of a job, and how far it is."""
 
@@ -248,7 +255,7 @@ class Part(BaseModel):
     verb: str
     state: Annotated[PartState | str, Field(union_mode="left_to_right")] = PartState.RUNNING
     """A newer build may have others: such a part goes on, and nothing is done for it here."""
-    order: JobPart | None = None
+    order: Annotated[JobPart | NewerOrder | None, Field(union_mode="left_to_right")] = None
     """What it has to do; None once it is over."""
     by: str = ""
     why: str = ""

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.hops import DEFERRAL, REPLAY
-from retryapp.core.metadata import DEFERRED, MAX_HISTORY, NAMELESS, RELEASED, HistoryEntry, RetryMetadata
+from retryapp.core.metadata import DEFERRED, MAX_HISTORY, NAMELESS, RELEASED, RetryMetadata
 
-_NOT_RUN: Final = {DeadReason.CANCELLED, DeadReason.OVERFLOW}
+NOT_RUN: Final = {DeadReason.CANCELLED, DeadReason.OVERFLOW}
 """Reasons of records that are dead without another run: the error that they name is that of the run before."""
 
 
@@ -76,18 +76,26 @@ def _is_whole(metadata: RetryMetadata, attempts: list[EndedAttempt]) -> bool:
 
 
 def _attempts(metadata: RetryMetadata) -> Iterator[EndedAttempt]:
-    earlier = 0 if metadata.replays < 2 else None
+    earlier, most = 0 if metadata.replays < 2 else None, len(metadata.history)
+    own = _of_last_replay(metadata)
     for at, entry in enumerate(metadata.history, 1):
-        replay = metadata.replays if _is_of_last_replay(metadata, entry) else earlier
-        is_last_deferred = at == len(metadata.history) and metadata.tier in (DEFERRED, RELEASED)
+        replay = metadata.replays if at > most - own else earlier
+        is_last_deferred = at == most and metadata.tier in (DEFERRED, RELEASED)
         deferred = is_last_deferred or entry.error_type == DEFERRAL
         yield EndedAttempt(entry.attempt + deferred, replay, entry.failed_ms, entry.error_type, deferred)
 
 
-def _is_of_last_replay(metadata: RetryMetadata, entry: HistoryEntry) -> bool:
-    """Tell whether an attempt ended since the last replay: `first_failed_ms` is then that of the replay."""
-    is_as_it_came = metadata.tier == REPLAY or (metadata.attempt == 0 and metadata.reason in _NOT_RUN)
-    return not is_as_it_came and entry.failed_ms >= metadata.first_failed_ms
+def _of_last_replay(metadata: RetryMetadata) -> int:
+    """Return how many entries of the history, the last ones, are of attempts that ended since the last replay.
+
+    Attempts begin anew with it, and `first_failed_ms` does with the first one that ends.
+    """
+    own, attempt = 0, metadata.attempt
+    for entry in reversed(metadata.history if metadata.tier != REPLAY else ()):
+        if entry.attempt > attempt or entry.failed_ms < metadata.first_failed_ms:
+            break
+        own, attempt = own + 1, entry.attempt
+    return own
 
 
 def _first_ms(metadata: RetryMetadata, failed: list[EndedAttempt]) -> int | None:
@@ -101,6 +109,6 @@ def _last_ms(metadata: RetryMetadata, failed: list[EndedAttempt], *, is_last: bo
     """Return when it failed last; `is_last`: its last delivery was not deferred."""
     if not has_failed(metadata):
         return None
-    if is_last and metadata.tier != REPLAY and metadata.reason not in _NOT_RUN:
+    if is_last and metadata.tier != REPLAY and metadata.reason not in NOT_RUN:
         return metadata.last_failed_ms
     return failed[-1].ended_ms if failed else None

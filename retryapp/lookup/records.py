@@ -46,7 +46,7 @@ from retryapp.core.rows import (
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, fold_changelog, read_topic
 from retryapp.lookup.decoding import KEY, VALUE, Decoding, Searching, Show, undecoded
-from retryapp.lookup.failures import failures_of, has_failed
+from retryapp.lookup.failures import NOT_RUN, failures_of, has_failed
 from retryapp.lookup.payloads import header_text, utf8_text
 from retryapp.ports import DeadEntry, PendingEntry
 
@@ -148,6 +148,7 @@ def dead_summary(entry: DeadEntry) -> Facts:
         "max_attempts": entry.max_attempts,
         "tier": None,
         "reason": row.reason if whole else None,
+        "last_failed_ms": None if row.reason in NOT_RUN else row.last_failed_ms,  # when it was dead; it failed before
         "cause": row.cause or row.error_type,
         "key": key_text(row.key),
         "origin": _origin(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
@@ -159,10 +160,9 @@ def dead_summary(entry: DeadEntry) -> Facts:
 
 def dead_detail(entry: DeadEntry, headers: Headers) -> Facts:
     """Return one dead letter with its headers, which like key and value are read from the topic."""
-    detail = {**_detail(headers, entry.row.damaged), **dead_summary(entry), **_whole_type(headers)}
-    if detail["failures"] is not None and detail["failures"]["first_ms"] is None:
-        detail |= dict.fromkeys(("first_failed_ms", "last_failed_ms"))
-    return detail
+    detail = _detail(headers, entry.row.damaged)
+    failed = {name: detail[name] for name in ("first_failed_ms", "last_failed_ms") if detail["failures"] is not None}
+    return {**detail, **dead_summary(entry), **_whole_type(headers), **failed}
 
 
 def _whole_type(headers: Headers) -> Facts:
@@ -233,10 +233,12 @@ def _origin(origin: Origin) -> Facts:
 def _detail(headers: Headers, damaged: str | None) -> Facts:
     metadata, _ = _metadata(headers)
     foreign, ours = split_headers(headers)
+    failures = _failures(metadata) if metadata else None
     return {
         **_summary(headers, damaged),
+        **({"last_failed_ms": failures["last_ms"]} if failures else {}),
         "metadata": asdict(metadata) if metadata else None,
-        "failures": _failures(metadata) if metadata else None,
+        "failures": failures,
         "headers": [{"name": _shown(name), "value": header_text(value)} for name, value in unshield(foreign)],
         "retry_headers": [{"name": name, "value": header_text(value)} for name, value in ours],
     }

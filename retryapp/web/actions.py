@@ -50,6 +50,8 @@ _Names: Final = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=
 _MOST_FIELDS: Final = 600
 _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
+LOGIN: Final = f"{PAGES_PREFIX}/login"
+LOGOUT: Final = f"{PAGES_PREFIX}/logout"
 _readings: Final = Turns(2)
 _AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
 
@@ -182,19 +184,36 @@ class Login(Action):
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
         if request.method == "POST":
             return await super().answer(request, person)
-        return await self.show(request, person, "login.html", {"wrong": False}, as_json=False)
+        asked = request.headers.get("Referer", "").partition(f"://{request.headers.get('Host', '')}")[2]
+        return await self.show(request, person, "login.html", {"wrong": False, "to": _page_of(asked)}, as_json=False)
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        token = sent.get("token", "").strip()
+        token, to = sent.get("token", "").strip(), _page_of(sent.get("to", ""))
         if self.answers.operators.owner_of(token) is None:
             await asyncio.sleep(1.0)  # guessing takes for ever anyway; this keeps the log short
-            return await self.show(request, person, "login.html", {"wrong": True}, as_json=False)
-        response = self.respond(b"", "text/html", 303, {"Location": f"{PAGES_PREFIX}/"})
+            return await self.show(request, person, "login.html", {"wrong": True, "to": to}, as_json=False)
+        response = self.respond(b"", "text/html", 303, {"Location": to})
         secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
         facts: Any = {"path": PAGES_PREFIX, "httponly": True, "samesite": "Strict", "secure": secure}
         response.set_cookie(COOKIE, token, max_age=12 * 3_600, **facts)
         return response
+
+
+class Logout(Action):
+    """Takes the cookie from a browser."""
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        response = self.respond(b"", "text/html", 303, {"Location": LOGIN})
+        response.del_cookie(COOKIE, path=PAGES_PREFIX)
+        return response
+
+
+def _page_of(path: str) -> str:
+    """Return a page of ours to go to after a login; the overview for everything else."""
+    shows = path.startswith(f"{PAGES_PREFIX}/") and path not in (LOGIN, LOGOUT) and "/command/" not in f"{path}/"
+    return path if shows and path.isascii() and path.isprintable() else f"{PAGES_PREFIX}/"
 
 
 async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:

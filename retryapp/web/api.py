@@ -144,7 +144,7 @@ _Detail: dict[str, Any] = {
 _Line = _model(
     "Record", "A record in a list; one that waits has `due_at_ms`, a dead letter `offset`.", Line,
     tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, circuit=(_Text, None),
-    append_ms=(_Int, None), job=(_Text, None),
+    job=(_Text, None),
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int,

@@ -82,6 +82,7 @@ class Line(BaseModel):
     letters: _Text = None
     reason: _Text = None
     mark: _Text = None
+    append_ms: int | None = None
     last_failed_ms: int | None = None
 
 

@@ -16,7 +16,7 @@ from retryapp.kafka import AccessDeniedError
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.runtime.machine.threads import Daemons
-from retryapp.web.access import Person, Role
+from retryapp.web.access import COOKIE, Person, Role
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
 from retryapp.web.hiding import check_search, hidden_from
@@ -153,6 +153,7 @@ class Page:
             "path": request.rel_url.path,
             "query": query,
             "person": person,
+            "logged_in": COOKIE in request.cookies,
             "operator": person.name if person.role >= Role.OPERATE else None,
             "admin": person.role >= Role.ADMIN,
             "refresh_s": None,

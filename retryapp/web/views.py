@@ -18,7 +18,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
-from retryapp.web.actions import Action, CommandPage, Login, SelectionPage, outcome
+from retryapp.web.actions import Action, CommandPage, Login, Logout, SelectionPage, outcome
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.audit import audit
@@ -125,13 +125,14 @@ that it needs. What only operators may see is left out of the answers of others 
 
 ACTIONS: Final[tuple[tuple[str, tuple[type[Action], Role]], ...]] = (
     ("/login", (Login, Role.NONE)),
+    ("/logout", (Logout, Role.NONE)),
     ("/{main}/command", (CommandPage, Role.OPERATE)),
     ("/{main}/command/selection", (SelectionPage, Role.OPERATE)),
     ("/{main}/command/handler", (TellHandler, Role.ADMIN)),
     ("/{main}/command/job", (StartJob, Role.OPERATE)),
     ("/{main}/command/job/{job}", (TellJob, Role.OPERATE)),
 )
-"""Addresses that are sent something. A handler of a topic ``login`` has its page at ``/login/``."""
+"""Addresses that are sent something. Topics ``login`` and ``logout`` have pages at ``/login/`` and ``/logout/``."""
 
 
 def lead_to_overview(server: Any) -> None:

@@ -131,8 +131,9 @@ class Jobs:
 
     @property
     def running(self) -> list[Part]:
-        """Parts that go on."""
-        return [part for part in self.steering.parts if part.state is PartState.RUNNING]
+        """Parts that go on here."""
+        parts = self.steering.parts
+        return [part for part in parts if part.state is PartState.RUNNING and isinstance(part.order, JobPart)]
 
     # -- commands about jobs ------------------------------------------------------------------------------------
 
@@ -231,8 +232,8 @@ class Jobs:
     def _room(self, part: Part) -> int:
         """Return how many letters a part may take now."""
         order = part.order
-        most = 0 if order is None else self._fitting(part, order)
-        if order is None or order.every_ms is None or most <= 0:
+        most = self._fitting(part, order) if isinstance(order, JobPart) else 0
+        if not isinstance(order, JobPart) or order.every_ms is None or most <= 0:
             return most
         now_ms = self._context.clock.wall_ms()
         if part.job not in self._turns:
@@ -283,7 +284,7 @@ class Jobs:
         most = MOST_TOGETHER if shared and ordered else MOST_BESIDE if shared or ordered else MOST_AT_ONCE
         for part in sorted(self.running, key=lambda part: self._stepped.get(part.job, 0)):
             room = self._room(part)
-            if room <= 0 or part.order is None:
+            if room <= 0 or not isinstance(part.order, JobPart):
                 continue
             self._steps += 1
             self._stepped[part.job] = self._steps
@@ -334,9 +335,9 @@ class Jobs:
         """Look at letters until so many fit, or many do not; move the part on."""
         found: list[Letter] = []
         looked = size = 0
-        if part.order is None:
+        if not isinstance(order := part.order, JobPart):
             return found
-        for topic, end in part.order.upto.items():
+        for topic, end in order.upto.items():
             tp = TopicPartition(topic, self._transport.place.partition)
             if tp not in self._transport.place.dlqs:
                 part.at[topic] = end  # it is none of this handler, or not any more
@@ -358,7 +359,7 @@ class Jobs:
                     ours = error
                 if metadata is None:
                     self._refuse(part, Refusal.DAMAGED, f"{record.coordinates}: {ours or 'it is no dead letter'}")
-                elif part.order.filter.fits(metadata, record, record.timestamp_ms):
+                elif order.filter.fits(metadata, record, record.timestamp_ms):
                     size += held
                     found.append(Letter(tp, record, metadata, metadata.failure_id))
         part.looked += looked

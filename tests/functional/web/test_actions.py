@@ -348,6 +348,43 @@ async def test_a_browser_logs_in(worker: FakeWorker) -> None:
         assert {f"{COOKIE}={TOKEN}", "HttpOnly", "SameSite=Strict", "Path=/retries"} <= parts
 
 
+async def test_a_browser_logs_out(worker: FakeWorker) -> None:
+    """Any page has the button, where there is a cookie; no other site can press it."""
+    async with opened(worker, ANN) as site:
+        assert "log out" not in await site.page("/retries/login")
+        html = {"Accept": "text/html", "Cookie": f"{COOKIE}={TOKEN}"}
+        for path in (f"{BASE}/", "/retries/nosuch"):
+            assert 'action="/retries/logout" method="post"' in await site.page(path, html)
+        assert (await site.post({}, {**html, "Origin": "http://evil.example"}, "/retries/logout"))[0] == 403
+        status, _, headers = await site.post({}, html, "/retries/logout")
+        assert (status, headers["Location"]) == (303, "/retries/login")
+        assert {f'{COOKIE}=""', "Max-Age=0", "Path=/retries"} <= {
+            part.strip() for part in headers["Set-Cookie"].split(";")
+        }
+
+
+@pytest.mark.parametrize(
+    ("page", "to"),
+    [
+        (f"{BASE}/dead?cause=c1-0011223344", f"{BASE}/dead?cause=c1-0011223344"),
+        (f"{BASE}/command", "/retries/"),
+        ("/retries/logout", "/retries/"),
+        ("/other", "/retries/"),
+        ("http://evil.example/retries/", "/retries/"),
+    ],
+)
+async def test_a_login_leads_to_the_page_that_asked_for_it(worker: FakeWorker, page: str, to: str) -> None:
+    """It led to the overview, and a link of an alert had to be opened again."""
+    async with opened(worker, ANN) as site:
+        here = page if page.startswith("http") else site.url + page
+        assert f'name="to" value="{to}"' in await site.page("/retries/login", {"Referer": here})
+        sent = {"token": TOKEN, "to": page}
+        _, _, headers = await site.post(sent, {"Accept": "text/html"}, "/retries/login")
+        assert headers["Location"] == to
+        _, body, _ = await site.post({**sent, "token": "guess"}, {"Accept": "text/html"}, "/retries/login")
+        assert f'name="to" value="{to}"' in body
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "no verb": ({"failure_id": NAME}, "bad-command"),
     "a length that is none": ({"verb": "hold", "failure_id": NAME, "for": "long"}, "bad-command"),

@@ -45,7 +45,7 @@ async def test_a_job_says_how_many_of_its_replays_failed_again(worker: FakeWorke
         assert "known: a worker" not in first
         second = words(await site.page(f"{BASE}/jobs/3f9ca81b02"))
         assert "unknown failed again at their first attempt" in second
-        assert "No outcome of a replay is known: a worker knows those that it has seen since" in second
+        assert "No outcome of a replay is known: a worker counts those that it has seen itself" in second
         listed = words(await site.page(f"{BASE}/jobs"))
         assert "60 of 100" in listed
         for part in worker.remembered[MAIN][0]:

@@ -14,7 +14,7 @@ from functional.web.server import Outline, Site, ask, serving, words
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
 
 from retryapp.core.control import LetterMark, MarkKind
-from retryapp.core.hops import Outgoing, to_tier
+from retryapp.core.hops import Outgoing, cancelled, to_tier
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import DEFERRED, HistoryEntry
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
@@ -183,6 +183,17 @@ async def test_a_record_that_was_deferred_has_not_failed(site: Site, worker: Fak
     assert "Attempts that have ended" in text
     assert not any(word in text.lower() for word in ("first failed", "last failed", "last failure"))
     assert ("dead since" in text) == dead
+
+
+async def test_a_record_that_was_cancelled_did_not_fail_then(site: Site, worker: FakeWorker) -> None:
+    """The list said so, of one that somebody had held for days, and its own page did in JSON."""
+    worker.bury(700, cancelled(metadata(700), "", NOW_MS - 1_000))
+    record = (await site.facts(f"{BASE}/dead/0/700"))["record"]
+    assert (record["last_failed_ms"], record["append_ms"]) == (NOW_MS - 48_000, NOW_MS - 1_000)
+    (line,) = (await site.facts(f"{BASE}/dead?reason=cancelled"))["records"]
+    assert (line["last_failed_ms"], line["append_ms"]) == (None, NOW_MS - 1_000), "its history is not in the index"
+    assert "Dead since" in (text := words(await site.page(f"{BASE}/dead?reason=cancelled")))
+    assert "1 s ago" in text
 
 
 @pytest.mark.parametrize(

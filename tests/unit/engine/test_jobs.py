@@ -23,11 +23,13 @@ from retryapp.core.jobs import (
     JobVerb,
     LetterFilter,
     Part,
+    PartState,
     read_steering,
 )
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rows import PendingRow, decode_row
 from retryapp.engine.lane.rounds import Rounds
+from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.testing import MemoryPartition
@@ -416,6 +418,22 @@ async def test_the_changelog_alone_knows_the_jobs() -> None:
         await pass_time(orders, 30_000, 1_000)
         assert part_of(orders).done == 20 > done
         assert len(service.again) == 20
+
+
+async def test_a_job_of_a_newer_build_waits_for_one() -> None:
+    """Its filter is not known here: no letter is taken, other jobs go on, and it may be cancelled."""
+    async with with_letters(4) as (orders, service):
+        newer = '{"parts":[{"job":"j1","verb":"replay","order":{"filter":{"colour":"red"},"upto":{"dlq":7}}}]}'
+        turn = Turn(source=orders.engine.sources[0], next_offset=0, steering=newer)
+        orders.lane.submit(orders.lane.session, turn)
+        await orders.settle()
+        await reopen(orders)
+        await begin(orders, "j2", filter={"key": "none"})
+        await pass_time(orders, 10_000, 1_000)
+        assert (part_of(orders, "j2").state, service.again) == (PartState.ENDED, [])
+        assert read_steering(newer).parts == [part_of(orders)], "it is written as it was read"
+        assert (await tell(orders, JobVerb.CANCEL))["refused"] is None
+        assert part_of(orders).state is PartState.CANCELLED
 
 
 async def test_a_row_that_was_just_written_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,24 @@ def test_the_first_failure_is_that_before_all_replays() -> None:
     assert {each.replay for each in waits.attempts} == {None}
 
 
+@pytest.mark.parametrize("before", [died(100, 200), again(died(100), 200)])
+def test_what_ended_in_a_replay_is_not_before_it(before: RetryMetadata) -> None:
+    """No attempt may be spent in it: of one that was deferred and then cancelled, all had ended before."""
+    replays = before.replays + 1
+    deferred = after(again(before), Defer("1h", "the bank's answer"), 300)
+    for metadata in (deferred, cancelled(deferred, "", 400), not_run_again(deferred, DeadReason.OVERFLOW, 400)):
+        ended = [(each.replay == replays, each.deferred) for each in failures_of(metadata).attempts]
+        assert ended == [(False, False), (False, False), (True, True)]
+    again_cancelled = failures_of(cancelled(again(before), "", 300))
+    assert replays not in {each.replay for each in again_cancelled.attempts}, "it has not run again"
+
+
+def test_a_worker_whose_clock_is_behind_moves_no_attempt_into_a_replay() -> None:
+    """The last ones before it ended later than the first one since."""
+    found = failures_of(again(died(100, 200, 300), 250, 350))
+    assert [(each.replay, each.attempt) for each in found.attempts] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
+
+
 def test_a_first_failure_that_may_be_missing_says_so() -> None:
     """The history has the last ones, and a large dead letter none; who was never replayed has it in a header."""
     many = died(*range(100, 100 + 3 * MAX_HISTORY))
