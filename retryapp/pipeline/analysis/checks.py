@@ -94,16 +94,6 @@ def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
     # fmt: on
 
 
-def of_progress(progress: DataFrame) -> list[Verdict]:
-    counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
-    text, place = "ranges whose received is not first_try_ok + failed + skipped", ("group", "main", "partition")
-    adds_up = _Check(
-        "ledger: what workers received adds up", ERROR, text, F.col("received") != counted,
-        (*place, "from_offset", "to_offset"),
-    )  # fmt: skip
-    return _judge(progress, {}, adds_up)[0]
-
-
 def of_ledger(ledger: Sequence[Row], losses: Sequence[Row] = ()) -> list[Verdict]:
     """Check the partitions of the ledger; what is missing where there are ``losses`` fails ``of_losses`` alone."""
     place = ("group", "main", "partition")

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -114,9 +115,6 @@ class Analysis:
         cut, forgotten = _known(taken, readings)
         progress = counts.progress_of(readings, cut).cache()
 
-        def check() -> tuple[Any, ...]:
-            return checks.of_readings(readings), checks.of_progress(progress)
-
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
             erased_ms = max(self._erasures.reach().values(), default=-1)
@@ -124,9 +122,9 @@ class Analysis:
             return {"ledger": ledger, "offenders": offenders(journeys)}
 
         try:
-            with beside(self._spark, check) as checked:
+            with beside(self._spark, partial(checks.of_readings, readings)) as checked:
                 journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
-            (of_readings, arrived), of_progress = checked.result()
+            of_readings, arrived = checked.result()
             # by the broker's clock: one of a worker that was wrong would make all intervals months long
             began_ms, last_ms = arrived["first_ms"] or 0, arrived["last_ms"] or 0
             length_ms = fitting_length(last_ms - began_ms, MOST_BINS)
@@ -139,7 +137,6 @@ class Analysis:
         verdicts = [
             *of_readings,
             *of_journeys,
-            *of_progress,
             *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
             *checks.of_cut(forgotten, [f"{each.group} {main}" for each in taken for main in each.gone]),
