@@ -178,7 +178,7 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     with patch("retryapp.pipeline.report.facts.ATTEMPTS", 1):
         report = job.collect()
     assert ([row["attempt"] for row in report["funnel"]], report["in_all"]["funnel"]) == ([1], 2)
-    assert "Later attempts" in to_page(report)
+    assert ["Later attempts" in to_page(report), "are not drawn" in to_page(report)] == [True, False]
     for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
         report = job.collect(NOON_MS + 500, since_ms=since_ms)
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
@@ -315,6 +315,7 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(job: Analysts) -> None:
     report = job.collect()
     assert ({row["length_ms"] for row in report["timeline"]}, report["in_all"]["failures"]) == ({5_000}, 23)
     assert sum(row["failures"] for row in report["timeline"]) == 20
+    assert "3 failed attempts are not drawn" in to_page(report)
     assert [(row["records"], row["change"]) for row in report["causes"]] == [(23, None)]
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -190,16 +189,3 @@ def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> N
         pytest.fail("nothing is held")
     with Holds(lake).take("archive", "one"):
         pass
-
-
-def test_two_first_runs_write_each_record_once(group: Group, lake: Lake, tmp_path: Path) -> None:
-    """Both would begin at the same offsets: the later one is refused, or waits."""
-    group.send_dead(10)
-    second, name = group.archive(lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
-    with ExitStack() as first:
-        first.enter_context(Holds(lake).take("archive", name))
-        with pytest.raises(OtherRunError, match=rf"archive \(process {os.getpid()} on ") as refused:
-            second.run_once()
-        assert refused.value.exit_code == 3
-        assert second.run_once(wait_s=200.0, on_wait=lambda _: first.close()).rows == 10
-    assert places_of(tmp_path / "lake") == group.places()

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -251,7 +252,10 @@ def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path) -> N
 def test_whoever_changes_the_table_waits_until_no_other_does(
     spark: SparkSession, group: Group, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A vacuum would take a running batch's files, and an erasure would miss what is written."""
+    """A vacuum would take a running batch's files, and an erasure would miss what is written.
+
+    Two runs of one group would begin at the same offsets: the later one is refused, or waits.
+    """
     Tables(lake).append(Rows().frame(spark))
     holds, job = Holds(lake), Upkeep(lake, now_ms=lambda: FAR_MS, wait_s=0.0)
     version = spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count()
@@ -271,7 +275,11 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     stopped, archive = threading.Event(), group.archive(lake)
     with holds.take("vacuum", RECORDS_HOLD), pytest.raises(OtherRunError, match="vacuum"):
         archive.run_once(on_wait=lambda _: stopped.set(), stopped=stopped)
-    assert archive.run_once().rows == 1
+    with ExitStack() as first:
+        first.enter_context(holds.take("archive", f"archive {group.admin.cluster_id()} {group.topology.group}"))
+        with pytest.raises(OtherRunError, match=rf"archive \(process {os.getpid()} on "):
+            archive.run_once()
+        assert archive.run_once(wait_s=200.0, on_wait=lambda _: first.close()).rows == 1
 
     line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait", "300ms"]
     with holds.take("archive", RECORDS_HOLD):
