@@ -29,7 +29,7 @@ from retryapp.core.errors import RetryAppError
 from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.pipeline.errors import HeldError, failures_named
+from retryapp.pipeline.errors import OtherRunError, failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
 from retryapp.pipeline.sources import Life
@@ -135,7 +135,7 @@ def archive(
                         result = job.run_once(on_progress=show, stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
                 except RetryAppError as error:
                     if stopped.is_set():
-                        if isinstance(error, HeldError):
+                        if isinstance(error, OtherRunError):
                             break
                         raise
                     failed.append(error)  # retention does not wait: the other groups' records are archived first

@@ -41,13 +41,13 @@ class Erasures:
     def __init__(self, lake: Lake) -> None:
         self._facts = Facts(lake)
 
-    def begin(self, erasure: Erasure) -> None:
-        """Note that one begins: from now on no record of the key is archived that had arrived or failed until then."""
-        self._put(erasure, None)
+    def put(self, erasure: Erasure, *, ended_ms: int | None = None) -> None:
+        """Note that one begins: from now on no record of the key is archived that had arrived or failed until then.
 
-    def end(self, erasure: Erasure, ended_ms: int) -> None:
-        """Note that nothing is left of it in the lake."""
-        self._put(erasure, ended_ms)
+        With ``ended_ms`` note that nothing is left of it in the lake.
+        """
+        row = {**asdict(erasure), "ended_ms": ended_ms}
+        self._facts.put(ERASURES_TABLE, _name(erasure, is_end=ended_ms is not None), row)
 
     def reach(self) -> dict[str, int]:
         """Return until when records of each erased key are not kept; by the facts' names, which may be thousands."""
@@ -62,10 +62,6 @@ class Erasures:
         farthest = sorted(Erasure(erased_ms, key_hash) for key_hash, erased_ms in self.reach().items())
         ends = ((each, fact_name(_name(each, is_end=True))) for each in farthest)
         return tuple(each for each, end in ends if not self._facts.get(ERASURES_TABLE, end))
-
-    def _put(self, erasure: Erasure, ended_ms: int | None) -> None:
-        row = {**asdict(erasure), "ended_ms": ended_ms}
-        self._facts.put(ERASURES_TABLE, _name(erasure, is_end=ended_ms is not None), row)
 
 
 def without_erased(rows: DataFrame, reach: Mapping[str, int]) -> DataFrame:

@@ -111,11 +111,12 @@ class TopicChangedError(EnvironmentFault):
 
 
 class OtherRunError(EnvironmentFault):
-    """Another archive run has written to the lake meanwhile. Operator action: wait for it, or stop it."""
+    """Another run writes to the same part of the lake. Operator action: wait for it, or stop it."""
 
-    def __init__(self, job: str, problem: str) -> None:
+    def __init__(self, job: str, other: str) -> None:
         super().__init__(
-            f"another {job} run writes to this lake: {problem}. Wait for it, or stop it; nothing was written twice"
+            f"the {job} run cannot write to this lake while another one does: {other}. Wait until that ends, or stop "
+            f"it; nothing was written twice"
         )
 
 
@@ -157,16 +158,6 @@ class NameUnknownError(EnvironmentFault):
         super().__init__(
             f"the lake has no {kind} {name!r}. 'retryapp pipeline {kind}s' with the same --lake lists them; nothing "
             f"was changed"
-        )
-
-
-class HeldError(EnvironmentFault):
-    """Another run holds the same part of the lake. Operator action: wait, or stop it."""
-
-    def __init__(self, job: str, holder: str, lake: str) -> None:
-        super().__init__(
-            f"the {job} run cannot write to the lake {lake} while another run does: {holder}. Wait until that run "
-            f"ends, or stop it; nothing was changed"
         )
 
 

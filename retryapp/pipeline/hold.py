@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 
-from retryapp.pipeline.errors import HeldError, LakeUnusableError, problem_of
+from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, problem_of
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.lake import Lake
 
@@ -64,7 +64,7 @@ class Holds:
                 on_wait(holder)
                 on_wait = None
             if left_s <= 0 or pause.wait(min(POLL_S, left_s)):
-                raise HeldError(job, holder, self._lake.uri)
+                raise OtherRunError(job, holder)
         try:
             yield
         finally:

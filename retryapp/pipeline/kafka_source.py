@@ -6,7 +6,6 @@ A property that begins with ``kafka.`` is meant for Java as it is, and wins; lib
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -74,7 +73,7 @@ def java_options(connection: KafkaConnection) -> dict[str, str]:
     options = {name: value for name, value in given.items() if name in _SAME}
     if "security.protocol" in options:
         options["security.protocol"] = options["security.protocol"].upper()
-    return {**options, **_login(given), **_certificates(given, passed), **passed}
+    return {**options, **_login(given), **_certificates(given), **passed}
 
 
 def _login(given: dict[str, str]) -> dict[str, str]:
@@ -101,7 +100,7 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _certificates(given: dict[str, str], java: Collection[str]) -> dict[str, str]:
+def _certificates(given: dict[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     trusted, certificate, key = (_pem(given, f"ssl.{name}") for name in ("ca", "certificate", "key"))
     if trusted is not None:
@@ -117,9 +116,6 @@ def _certificates(given: dict[str, str], java: Collection[str]) -> dict[str, str
         options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
         if "ssl.key.password" in given:
             options["ssl.key.password"] = given["ssl.key.password"]
-    elif "ssl.engine.location" in given and not any(name.startswith("ssl.keystore.") for name in java):
-        problem = "Java's client has no OpenSSL engines; give the pipeline a keystore, as kafka.ssl.keystore.location"
-        raise InvalidSettingError("ssl.engine.location", given["ssl.engine.location"], problem)
     checked = given.get("ssl.endpoint.identification.algorithm")
     if checked is not None:
         options["ssl.endpoint.identification.algorithm"] = "" if checked == "none" else checked

@@ -104,14 +104,14 @@ class Upkeep:
         with self._changing("erase", ANALYSIS_HOLD, RECORDS_HOLD):
             erasures = which()
             for each in erasures:
-                self._erasures.begin(each)
+                self._erasures.put(each)
             erased = tuple(Erased(each.key_hash, self._delete(each)) for each in erasures)
             if erasures:
                 # where somebody lets Delta mark rows as deleted, they are still in their files
                 self._spark.sql(f"REORG TABLE {self._records} APPLY (PURGE)").collect()
                 self._purge()
             for each in erasures:
-                self._erasures.end(each, self._now_ms())
+                self._erasures.put(each, ended_ms=self._now_ms())
         return erased
 
     def _delete(self, erasure: Erasure) -> int:

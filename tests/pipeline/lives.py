@@ -8,10 +8,11 @@ from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from samples import waiting
+
 from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded
-from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, failure_id
 
 if TYPE_CHECKING:
@@ -135,9 +136,5 @@ def cut(*ends: int | None, group: str = GROUP) -> Cut:
     return [(CLUSTER, group, MAIN, TOPIC_ID, number, end) for number, end in enumerate(ends)]
 
 
-_PLAIN = RetryMetadata(
-    group=GROUP, handler="shop.charge", origin=Origin(MAIN, TOPIC_ID, 0, 0), origin_timestamp_ms=NOON_MS - 5, attempt=1,
-    delivery=1,
-    due_at_ms=NOON_MS + MINUTE_MS, started_ms=NOON_MS, policy="p1", tier="1m", first_failed_ms=NOON_MS,
-    last_failed_ms=NOON_MS, error_type="ValueError", error_message="no", fingerprint="f1",
-)  # fmt: skip
+_TIMES = {"origin_timestamp_ms": NOON_MS - 5, "first_failed_ms": NOON_MS, "due_at_ms": NOON_MS + MINUTE_MS}
+_PLAIN = waiting(0, group=GROUP, policy="p1", fingerprint="f1", **_TIMES)

@@ -35,7 +35,7 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "broker": "kafka-1:9092",
         "client_config": None,
         "lake": "/data/lake",
-        "in_all": {"causes": 31, "outages": 2, "funnel": 4, "offenders": 3, "deadly_keys": 3, "failures": 0},
+        "in_all": {"causes": 31, "outages": 2, "funnel": 4, "offenders": 1_400, "deadly_keys": 784, "failures": 0},
         "causes": [_cause(number, text) for number in range(7)],
         "outages": [
             _row(

@@ -178,7 +178,7 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     with patch("retryapp.pipeline.report.facts.ATTEMPTS", 1):
         report = job.collect()
     assert ([row["attempt"] for row in report["funnel"]], report["in_all"]["funnel"]) == ([1], 2)
-    assert "Later attempts" in to_page(report)
+    assert ["Later attempts" in to_page(report), "are not drawn" in to_page(report)] == [True, False]
     for since_ms, failing in ((NOON_MS, []), (NOON_MS + 1, ["the window was analysed"])):
         report = job.collect(NOON_MS + 500, since_ms=since_ms)
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
@@ -205,6 +205,17 @@ def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_arc
     names = tuple(f"{GROUP} {MAIN} {partition}" for partition in range(3))
     assert (told.name, tuple(sorted(told.examples))) == ("ledger: the group's offsets are known", names)
     assert told.name in {check["name"] for check in report["checks"] if check["failures"]}
+
+
+def test_of_a_main_topic_that_was_made_again_nothing_is_lost_until_it_is_counted(job: Analysts) -> None:
+    """Kafka has no offset of it, or of some partitions: what workers have counted was of the former one."""
+    for partition in (0, 1):
+        job.archive.failed(5, 1, partition=partition, topic_id="former")
+        job.archive.counted(0, 9, ok=8, failed=1, partition=partition)
+    assert job.analyse(None, None).is_sound
+    job.archive.failed(0, 1)
+    assert job.analyse(1, None).is_sound
+    assert [(row["cut_offset"], row["received"]) for row in job.result["ledger"]] == [(1, 0), (0, 0)]
 
 
 def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: CommandLine) -> None:
@@ -244,9 +255,9 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(job: Analysts) -> Non
     shutil.rmtree(job.folder / first.run_id)
     again = job.analyse(5)
     assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
-    moved = job.analyse(5, broker="kafka-2:9092", login="/etc/me")
+    moved = job.analyse(5, broker="kafka-2:9092", login="/etc/caf\udce9")
     assert moved.run_id == again.run_id
-    assert (job.result["broker"], job.result["client_config"]) == ("kafka-2:9092", "/etc/me")
+    assert (job.result["broker"], job.result["client_config"]) == ("kafka-2:9092", "/etc/caf\udce9")
 
 
 def test_tables_of_the_run_before_stay_for_their_readers(job: Analysts) -> None:
@@ -267,7 +278,8 @@ def test_a_window_is_of_its_time_and_the_totals_of_all(job: Analysts) -> None:
     """What is compared is as long as the window, and more only where the archive has all of it."""
     day_ms = 86_400_000
     for offset in range(12):
-        job.archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
+        old_ms = NOON_MS - 10 * day_ms
+        job.archive.failed(offset, 1, fingerprint="old", started_ms=old_ms, arrived_ms=old_ms)
     job.archive.failed(12, 1, fingerprint="old", started_ms=NOON_MS - 7 * day_ms + 60_000)
     for offset in range(13, 24):
         job.archive.failed(offset, 1, fingerprint="fresh", started_ms=NOON_MS - 500)
@@ -286,17 +298,25 @@ def test_a_window_is_of_its_time_and_the_totals_of_all(job: Analysts) -> None:
 
 
 def test_a_clock_that_was_wrong_does_not_blur_all_others(job: Analysts) -> None:
-    """A range from 1970 on, and a failure in the year 9999: intervals stay short, and no first try is lost."""
-    for offset in range(20):
-        job.archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
-    job.archive.counted(0, 21, ok=0, failed=21)
-    job.archive.failed(20, 1, started_ms=253_402_300_000_000)
-    for first in range(21, 41):
+    """Failures in 1970, a month ago and in the year 9999, a range from 1970 on: intervals stay short.
+
+    No first try is lost, all failures are counted, and no cause is called new where the archive is.
+    """
+    wrong_ms = 0, NOON_MS - 30 * 86_400_000, 253_402_300_000_000
+    for offset, started_ms in enumerate((*range(NOON_MS, NOON_MS + 200_000, 10_000), *wrong_ms)):
+        job.archive.failed(offset, 1, started_ms=started_ms)
+    job.archive.counted(0, 23, ok=0, failed=23)
+    for first in range(23, 43):
         job.archive.counted(first, first + 1, ok=1, failed=0)
-    job.archive.counted(41, 51, ok=10, failed=0, from_ms=0)
-    job.analyse(51)
+    job.archive.counted(43, 53, ok=10, failed=0, from_ms=0)
+    assert job.analyse(53).is_sound
     rows = job.derived.read("rollup").where("fingerprint IS NULL").collect()
     assert (job.result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
+    report = job.collect()
+    assert ({row["length_ms"] for row in report["timeline"]}, report["in_all"]["failures"]) == ({5_000}, 23)
+    assert sum(row["failures"] for row in report["timeline"]) == 20
+    assert "3 failed attempts are not drawn" in to_page(report)
+    assert [(row["records"], row["change"]) for row in report["causes"]] == [(23, None)]
 
 
 @pytest.mark.extended

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -22,7 +21,7 @@ from samples import dead
 
 from retryapp.core.headers import encode_metadata
 from retryapp.pipeline.analysis.reading import readings_of
-from retryapp.pipeline.errors import HeldError, LakeUnusableError, NewerLakeError
+from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, OtherRunError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import RECORDS_HOLD, Holds
 from retryapp.pipeline.lake import Files, Lake, open_lake
@@ -167,7 +166,7 @@ def test_a_lock_outlives_a_second_try_of_its_own_process(lake: Lake) -> None:
     """The system drops all locks of a process on a file when the process closes it once: another program looks."""
     holds = Holds(lake)
     with holds.take("archive", RECORDS_HOLD):
-        with pytest.raises(HeldError), holds.take("vacuum", RECORDS_HOLD):
+        with pytest.raises(OtherRunError), holds.take("vacuum", RECORDS_HOLD):
             pass
         place = Path(lake.uri.removeprefix("file://"), "holds", RECORDS_HOLD, "lock")
         program = f"import fcntl; fcntl.lockf(open({str(place)!r}, 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
@@ -190,16 +189,3 @@ def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> N
         pytest.fail("nothing is held")
     with Holds(lake).take("archive", "one"):
         pass
-
-
-def test_two_first_runs_write_each_record_once(group: Group, lake: Lake, tmp_path: Path) -> None:
-    """Both would begin at the same offsets: the later one is refused, or waits."""
-    group.send_dead(10)
-    second, name = group.archive(lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
-    with ExitStack() as first:
-        first.enter_context(Holds(lake).take("archive", name))
-        with pytest.raises(HeldError, match=rf"archive \(process {os.getpid()} on ") as refused:
-            second.run_once()
-        assert refused.value.exit_code == 3
-        assert second.run_once(wait_s=200.0, on_wait=lambda _: first.close()).rows == 10
-    assert places_of(tmp_path / "lake") == group.places()

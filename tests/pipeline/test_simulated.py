@@ -85,7 +85,7 @@ def test_each_record_has_the_fate_that_the_oracle_saw(spark: SparkSession) -> No
             retried = [attempt["delivery"] for attempt in row["attempts"] if attempt["outcome"] == "retried"]
             assert (retried, row["missing"]) == (sorted(story.copies), 0), place
     whole = journeys.where(journeys["group"].isin(kept))
-    verdicts = [*checks.of_readings(readings), *checks.of_journeys(whole)[0]]
+    verdicts = [*checks.of_readings(readings)[0], *checks.of_journeys(whole)[0]]
     counted = ledger(journeys, progress_of(readings, cuts), cuts)
     verdicts += checks.of_ledger(row for row in counted if row["group"] in kept)
     assert [(each.name, each.examples) for each in verdicts if each.is_error and each.failures] == []

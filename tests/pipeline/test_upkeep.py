@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -26,7 +27,7 @@ from retryapp.core.rows import PendingRow, encode_row
 from retryapp.kafka import read_topic
 from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.erasures import Erasure, Erasures
-from retryapp.pipeline.errors import ErasureUnfinishedError, HeldError
+from retryapp.pipeline.errors import ErasureUnfinishedError, OtherRunError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds
 from retryapp.pipeline.lake import Files, Lake
@@ -208,20 +209,20 @@ def test_which_erasures_are_open(lake: Lake, tmp_path: Path) -> None:
     facts = Facts(lake)
     erasures, kay, lee = Erasures(lake), Erasure(100, "ab"), Erasure(70, "cd")
     assert erasures.open() == ()
-    erasures.begin(kay)
+    erasures.put(kay)
     facts.put(ERASURES_TABLE, "cd 70", {"key_hash": "cd", "erased_ms": 70})  # as versions without an end wrote it
     assert erasures.open() == (lee, kay)
     assert erasures.reach() == {"ab": 100, "cd": 70}
-    erasures.end(lee, 75)
-    erasures.begin(Erasure(60, "ab"))
-    erasures.end(Erasure(60, "ab"), 65)
+    erasures.put(lee, ended_ms=75)
+    erasures.put(Erasure(60, "ab"))
+    erasures.put(Erasure(60, "ab"), ended_ms=65)
     assert erasures.open() == (kay,)
     half = tmp_path / "lake" / ERASURES_TABLE / "ab~20100~20ended.json"
     half.write_text('{"key_hash": "ab", "era')
     assert erasures.open() == (kay,)
-    erasures.end(kay, 105)
+    erasures.put(kay, ended_ms=105)
     assert erasures.open() == ()
-    erasures.begin(Erasure(200, "ab"))
+    erasures.put(Erasure(200, "ab"))
     assert erasures.open() == (Erasure(200, "ab"),)
 
 
@@ -251,27 +252,34 @@ def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path) -> N
 def test_whoever_changes_the_table_waits_until_no_other_does(
     spark: SparkSession, group: Group, lake: Lake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A vacuum would take a running batch's files, and an erasure would miss what is written."""
+    """A vacuum would take a running batch's files, and an erasure would miss what is written.
+
+    Two runs of one group would begin at the same offsets: the later one is refused, or waits.
+    """
     Tables(lake).append(Rows().frame(spark))
     holds, job = Holds(lake), Upkeep(lake, now_ms=lambda: FAR_MS, wait_s=0.0)
     version = spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count()
     with holds.take("archive", RECORDS_HOLD):
         for name, argument in (("expire", DAY), ("vacuum", 0), ("erase", ADDRESS)):
-            with pytest.raises(HeldError, match=rf"the {name} run cannot .*: archive \(process"):
+            with pytest.raises(OtherRunError, match=rf"the {name} run cannot .*: archive \(process"):
                 getattr(job, name)(argument)
     analysis = Analysis(lake, now_ms=lambda: FAR_MS)
     with analysis.hold():
-        with pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
+        with pytest.raises(OtherRunError, match=r"the erase run cannot .*: analyse"):
             job.erase(ADDRESS)
-        with pytest.raises(HeldError, match="the analyse run"), analysis.hold():
+        with pytest.raises(OtherRunError, match="the analyse run"), analysis.hold():
             pass
     assert spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count() == version
 
     group.dead(1, dead(1))
     stopped, archive = threading.Event(), group.archive(lake)
-    with holds.take("vacuum", RECORDS_HOLD), pytest.raises(HeldError, match="vacuum"):
+    with holds.take("vacuum", RECORDS_HOLD), pytest.raises(OtherRunError, match="vacuum"):
         archive.run_once(on_wait=lambda _: stopped.set(), stopped=stopped)
-    assert archive.run_once().rows == 1
+    with ExitStack() as first:
+        first.enter_context(holds.take("archive", f"archive {group.admin.cluster_id()} {group.topology.group}"))
+        with pytest.raises(OtherRunError, match=rf"archive \(process {os.getpid()} on "):
+            archive.run_once()
+        assert archive.run_once(wait_s=200.0, on_wait=lambda _: first.close()).rows == 1
 
     line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait", "300ms"]
     with holds.take("archive", RECORDS_HOLD):

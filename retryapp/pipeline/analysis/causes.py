@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from itertools import pairwise
-from operator import itemgetter
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.core.causes import cause_id, template_of
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.pipeline.analysis.rollup import fitting_length
 
 EXAMPLES: Final = 3
 MOST_CAUSES: Final = 1_000  # the worst are named
 INTERVALS: Final = 72
-FAR_MS: Final = 31_622_400_000  # 366 days without a failure
 REPEATS: Final = 2  # records of a key that failed, from which it is an offender
 SHOWN: Final = 20
 _BY: Final = ("group", "main", "fingerprint", "reason")
@@ -64,20 +62,18 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
     return rows
 
 
-def timeline(rows: Iterable[Row], named: Collection[str], *, bin_ms: int, since_ms: int | None = None) -> list[Row]:
+def timeline(
+    rows: Iterable[Row], named: Collection[str], *, bin_ms: int, begin_ms: int = 0, end_ms: int = MAX_EPOCH_MS
+) -> list[Row]:
     """Return failed attempts by interval and cause (None: all that are not ``named``), in at most ``INTERVALS``.
 
-    ``rows`` are those of ``outages.by_interval``. Where nothing failed for ``FAR_MS``, only the part with most failures
-    is returned: one clock that was wrong would make one interval of all others.
+    ``rows`` are those of ``outages.by_interval``. Others than those from ``begin_ms`` to ``end_ms`` are left out.
     """
-    failed = [row for row in rows if row["fingerprint"] and (since_ms is None or row["bin_ms"] >= since_ms)]
-    if not failed:
+    shown = [row for row in rows if row["fingerprint"] and begin_ms <= row["bin_ms"] <= end_ms]
+    if not shown:
         return []
-    failed.sort(key=itemgetter("bin_ms"))
-    breaks = [n for n, (a, b) in enumerate(pairwise(failed), 1) if b["bin_ms"] - a["bin_ms"] > FAR_MS]
-    parts = [failed[begin:end] for begin, end in pairwise([0, *breaks, len(failed)])]
-    shown = max(parts, key=lambda part: sum(row["records"] for row in part))
-    length_ms = max(bin_ms, fitting_length(shown[-1]["bin_ms"] + bin_ms - shown[0]["bin_ms"], INTERVALS - 1))
+    times_ms = [row["bin_ms"] for row in shown]
+    length_ms = max(bin_ms, fitting_length(max(times_ms) + bin_ms - min(times_ms), INTERVALS - 1))
     counts: dict[tuple[int, str | None], int] = defaultdict(int)
     for row in shown:
         cause = row["fingerprint"] if row["fingerprint"] in named else None

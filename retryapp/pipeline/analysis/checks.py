@@ -19,7 +19,6 @@ from retryapp.pipeline.gaps import gap_text
 ERROR: Final = "error"
 WARN: Final = "warn"
 EXAMPLES: Final = 5
-FEW: Final = 10_000  # of fewer rows a tenth at each end may lie anywhere, of more a thousandth
 HOLDS: Final = "holds"
 NO_LOSS: Final = "nothing was lost before it was archived"
 OLDER: Final = "the last analysis is older than the window of --since: run 'retryapp pipeline analyse'"
@@ -55,7 +54,8 @@ class _Check:
     shown: tuple[str, ...]
 
 
-def of_readings(readings: DataFrame) -> list[Verdict]:
+def of_readings(readings: DataFrame) -> tuple[list[Verdict], Row]:
+    """Check what was read; return ``first_ms`` and ``last_ms`` too: when the broker took the first and last record."""
     place = ("topic", "found_partition", "found_offset")
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
@@ -63,30 +63,24 @@ def of_readings(readings: DataFrame) -> list[Verdict]:
     is_unread, is_newer = F.col("said.unreadable").isNotNull(), F.col("said.kind").startswith(NEWER)
     times, unread, newer = F.count(F.lit(1)), F.count_if(is_unread), F.count_if(is_newer)
     places = readings.groupBy("life", *place).agg(  # with a text it would be a sort
-        times.alias("times"), unread.alias("unread"), newer.alias("newer")
+        times.alias("times"), unread.alias("unread"), newer.alias("newer"), F.max("timestamp_ms").alias("at_ms")
     )
-    found, sums = _judge(places, {"unread": F.sum("unread"), "newer": F.sum("newer")}, once)
+    more = {"unread": F.sum("unread"), "newer": F.sum("newer"), "first_ms": F.min("at_ms"), "last_ms": F.max("at_ms")}
+    found, sums = _judge(places, more, once)
     upgrade = "events of a newer retryapp, which are counted nowhere: upgrade this one" if sums["newer"] else HOLDS
     found.append(Verdict("events are of a known version", WARN, sums["newer"] or 0, upgrade, ()))
     if sums["unread"]:
         quarantine = readings.where(is_unread).select(*place, "said.unreadable")
-        return [*found, *_judge(quarantine, {}, read)[0]]
-    return [*found, verdict(read.name, WARN, text, ())]
+        return [*found, *_judge(quarantine, {}, read)[0]], sums
+    return [*found, verdict(read.name, WARN, text, ())], sums
 
 
 def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
-    """Check journeys; return ``count`` too, and ``first_ms``, ``low_ms`` and ``high_ms`` of what they tell."""
+    """Check journeys; return their ``count`` too."""
     early = F.filter("attempts", lambda attempt: attempt["lateness_ms"] < 0)
     shown = journeys.withColumn("early", F.get(early, 0)).select("*", "early.delivery", "early.lateness_ms")
-    sums = {
-        "count": F.count(F.lit(1)),
-        "first_ms": F.least(F.min("first_failed_ms"), F.min("ended_ms"), F.min("last_timestamp_ms")),
-        **_usual(
-            F.coalesce("first_failed_ms", "ended_ms", "last_timestamp_ms"), F.coalesce("ended_ms", "last_timestamp_ms")
-        ),
-    }
     # fmt: off
-    return _judge(shown, sums,
+    return _judge(shown, {"count": F.count(F.lit(1))},
         _Check("journeys.reason is known", ERROR, f"rows whose reason is none of {', '.join(REASONS)}",
                F.col("fate").isin("dead", "discarded") & ~F.col("reason").isin(*REASONS), ("failure_id", "reason")),
         _Check("no attempt was early", ERROR, "records with attempts that began before they were due",
@@ -98,24 +92,6 @@ def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
                F.col("missing") > 0, ("failure_id", "missing")),
     )
     # fmt: on
-
-
-def of_progress(progress: DataFrame) -> tuple[list[Verdict], Row]:
-    """Check what workers counted; return ``first_ms``, ``low_ms`` and ``high_ms`` of their ranges too."""
-    counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
-    text, place = "ranges whose received is not first_try_ok + failed + skipped", ("group", "main", "partition")
-    adds_up = _Check(
-        "ledger: what workers received adds up", ERROR, text, F.col("received") != counted,
-        (*place, "from_offset", "to_offset"),
-    )  # fmt: skip
-    return _judge(progress, {"first_ms": F.min("from_ms"), **_usual(F.col("from_ms"), F.col("to_ms"))}, adds_up)
-
-
-def _usual(begin_ms: Column, end_ms: Column) -> dict[str, Column]:
-    """Return between which instants most rows lie: one clock that was wrong would make all intervals months long."""
-    apart = F.when(F.count(F.lit(1)) < FEW, 0).otherwise(1)
-    low, high = F.percentile_approx(begin_ms, [0.1, 0.001]), F.percentile_approx(end_ms, [0.9, 0.999])
-    return {"low_ms": F.get(low, apart), "high_ms": F.get(high, apart)}
 
 
 def of_ledger(ledger: Sequence[Row], losses: Sequence[Row] = ()) -> list[Verdict]:

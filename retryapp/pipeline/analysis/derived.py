@@ -80,7 +80,7 @@ class Derived:
         number = int(names[-1].split(".")[1]) + 1 if names else 1
         # a result may be noted again for the same run: then the one before that is still the one before
         before = former.get("before" if former.get("run_id") == facts["run_id"] else "run_id")
-        text = json.dumps({"version": ANALYSIS_VERSION, **facts, "before": before}, ensure_ascii=False)
+        text = json.dumps({"version": ANALYSIS_VERSION, **facts, "before": before})
         name = f"{_RESULT}.{number:09d}.json"
         if not self._files.create(self._place(name), text) and self._files.read(self._place(name)) != text:
             raise OtherRunError("analyse", f"another run has written {name}")

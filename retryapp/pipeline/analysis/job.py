@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -114,9 +115,6 @@ class Analysis:
         cut, forgotten = _known(taken, readings)
         progress = counts.progress_of(readings, cut).cache()
 
-        def check() -> tuple[Any, ...]:
-            return checks.of_readings(readings), *checks.of_progress(progress)
-
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
             erased_ms = max(self._erasures.reach().values(), default=-1)
@@ -124,16 +122,14 @@ class Analysis:
             return {"ledger": ledger, "offenders": offenders(journeys)}
 
         try:
-            with beside(self._spark, check) as checked:
+            with beside(self._spark, partial(checks.of_readings, readings)) as checked:
                 journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
-            of_readings, of_progress, counted = checked.result()
+            of_readings, arrived = checked.result()
+            # by the broker's clock: one of a worker that was wrong would make all intervals months long
+            began_ms, last_ms = arrived["first_ms"] or 0, arrived["last_ms"] or 0
+            length_ms = fitting_length(last_ms - began_ms, MOST_BINS)
             with beside(self._spark, rest) as more:
                 of_journeys, told = checks.of_journeys(journeys)
-                begins, lows, highs = (
-                    [row[name] for row in (told, counted) if row[name] is not None] or [0]
-                    for name in ("first_ms", "low_ms", "high_ms")
-                )
-                length_ms = fitting_length(max(highs) - min(lows), MOST_BINS)
                 put(ROLLUP_TABLE, rollup(journeys, progress, length_ms=length_ms), run_id)
             found = more.result()
         finally:
@@ -141,12 +137,11 @@ class Analysis:
         verdicts = [
             *of_readings,
             *of_journeys,
-            *of_progress,
             *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
             *checks.of_cut(forgotten, [f"{each.group} {main}" for each in taken for main in each.gone]),
         ]
-        facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms}
+        facts = {"journeys": told["count"], "began_ms": began_ms, "bin_ms": length_ms}
         return {**facts, **found, "checks": list(map(asdict, verdicts))}
 
 
@@ -154,7 +149,8 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
     """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
 
     It does so when a group was away for a week. How far it had come is said by its workers' counts, which are kept for
-    a week, and by the last record that failed: a worker that was killed has not counted its last minute.
+    a week, and by the last record that failed: a worker that was killed has not counted its last minute. Of a topic
+    that was deleted and made again it has no offset either until a worker commits one: then these are of the former.
     """
     rows = [row for each in taken for row in each.rows]
     if all(row[-1] is not None for row in rows):
@@ -163,10 +159,14 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
     places = readings.groupBy("group", "main", "said.topic_id", "said.partition")  # of counts the topic is not known
     ends = places.agg(F.coalesce(F.max_by("said.to_offset", at), F.max("said.offset") + 1)).collect()
     reached = {tuple(row[:4]): row[4] or 0 for row in ends}
+    committed, told = {row[1:4] for row in rows if row[-1] is not None}, {place[:3] for place in reached}
+    failed = {place[:2] for place in told if place[2] is not None}
     known, forgotten = list[tuple[Any, ...]](), list[str]()
     for cluster_id, group, main, topic_id, number, offset in rows:
         if offset is None:
-            offset = max(reached.get((group, main, each, number), 0) for each in (None, topic_id))
+            life = (group, main, topic_id)
+            is_new = life in committed or (life not in told and life[:2] in failed)
+            offset = 0 if is_new else max(reached.get((group, main, each, number), 0) for each in (None, topic_id))
             forgotten += [f"{group} {main} {number}"] if offset else []
         known.append((cluster_id, group, main, topic_id, number, offset))
     return known, forgotten

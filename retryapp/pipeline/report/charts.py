@@ -57,11 +57,6 @@ def _svg(chart: Any) -> Markup:
     return Markup(raw)  # noqa: S704 - Vega escapes all text in it
 
 
-def _written(text: str) -> str:
-    """Return a name as UTF-8 has it, whole: two that were cut alike would be one bar. Vega cuts what it shows."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def _names(values: Rows) -> Any:
     names = list(dict.fromkeys(value["name"] for value in values))
     room = max(len(name) for name in names) * _LETTER
@@ -71,7 +66,7 @@ def _names(values: Rows) -> Any:
 
 def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> Chart:
     values = [
-        {"name": _written(str(row["name"])), "part": part, "n": row[part], "order": number}
+        {"name": row["name"], "part": part, "n": row[part], "order": number}
         for row in rows
         for number, part in enumerate(parts)
     ]

@@ -67,13 +67,15 @@ def collect(
         lengths, letters = more.result()
     finally:
         rollup.unpersist()
+    until_ms = result["analysed_ms"]
+    from_ms = max(begin_ms or 0, result["began_ms"] - HOUR_MS)  # what a clock that was wrong dates before is not drawn
     firsts = [row for row in of_counted_time(attempts, result["ledger"], bin_ms=bin_ms) if row["is_first"]]
-    bursts = outages(firsts, bin_ms=bin_ms, until_ms=result["analysed_ms"])
+    bursts = outages(firsts, bin_ms=bin_ms, until_ms=until_ms)
     names = {row["fingerprint"]: row["template"] for row in every} | {OTHERS: OTHERS}
     for cause in (cause for row in bursts for cause in row["causes"]):
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
-    age = of_age(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
+    age = of_age(until_ms, now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
     checks = [*result["checks"], *map(asdict, age)]
     funnel = figures.funnel(ways, is_window=since_ms is not None)
     tables = {
@@ -83,7 +85,7 @@ def collect(
         # all rows of these causes, one for each reason: another one says what waits
         "causes": [row for row in every if row["fingerprint"] in shown],
         "outages": bursts[:SHOWN],
-        "timeline": timeline(attempts, shown[:DRAWN], bin_ms=bin_ms, since_ms=begin_ms),
+        "timeline": timeline(attempts, shown[:DRAWN], bin_ms=bin_ms, begin_ms=from_ms, end_ms=until_ms + HOUR_MS),
         "retention": letters,
         "offenders": result["offenders"]["rows"],
         "in_all": {

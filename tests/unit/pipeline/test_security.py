@@ -68,7 +68,6 @@ def test_javas_own_words_pass_and_win() -> None:
         ({"sasl.mechanism": "GSSAPI", "sasl.username": "a", "sasl.password": "b"}, "kafka.sasl.jaas.config"),
         ({"ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
         ({"ssl.keystore.location": "/nowhere/client.p12"}, "ssl.keystore.location"),
-        ({"ssl.engine.location": "/usr/lib/pkcs11.so"}, "kafka.ssl.keystore.location"),
     ],
 )
 def test_what_cannot_be_said_in_java_is_named(options: dict[str, str], named: str) -> None:
