@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
@@ -109,6 +109,31 @@ def test_a_record_of_a_worker_that_says_less_is_shown() -> None:
     """An earlier build, say: what it does not say is not known."""
     line = lists.Line(cursor="00" * ROW_KEY_BYTES, partition=1, origin_offset=7)
     assert (line.held_by, line.origin) == (None, None), "the page looks at them"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cursors"),
+    [
+        ("pending", [f"{at:0{2 * ROW_KEY_BYTES}x}" for at in (0, 1, 2)]),
+        ("dead", [f"{NOW_MS}-9-{at}" for at in (3, 2, 1)]),
+    ],
+)
+def test_of_what_a_worker_lists_only_what_is_shown_is_made(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, kind: str, cursors: list[str]
+) -> None:
+    """Each worker lists a whole page, and all but one page is thrown away: it was half of the time of a long list."""
+    made, summary = list[Any](), getattr(lists, f"{kind}_summary")
+    monkeypatch.setattr(lists, f"{kind}_summary", lambda entry: made.append(entry) or summary(entry))
+    view, question, infos = cast("Any", worker), Question(main=MAIN, limit=5), worker.partitions(MAIN)
+    if kind == "pending":
+        ours = lists.waiting_here(view, infos, question, NOW_MS, None)
+    else:
+        ours = lists.dead_here(view, infos, question, worker.handlers()[0], None)
+    assert len(ours.lines) == 5
+    theirs = json.dumps({"lines": [{"cursor": each, "partition": 9} for each in cursors], "partitions": [9]}).encode()
+    chosen = [*infos, partition(9, state="elsewhere", owner_url=PEER)]
+    records = lists.merged_facts(question, chosen, kind, {"": ours, PEER: theirs})["records"]
+    assert ([each["cursor"] for each in records[:3]], len(records), len(made)) == (cursors, 5, 2)
 
 
 @pytest.mark.parametrize(
