@@ -42,7 +42,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import OPEN, other_owners, partition_facts, web_url
 from retryapp.web.group import Causes, Group, group_of
-from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
+from retryapp.web.lists import Listing, Row, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns, compute
@@ -54,7 +54,7 @@ _NEAR: Final = 100
 LIVE_S: Final = 5
 """Overview, handler and queued commands are loaded again after this time."""
 
-List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
+List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing[Row]]]
 """Lists what this worker has of some partitions."""
 
 _searches: Final = Turns(4)  # they read topics, or look into messages, headers and values: that may take long
@@ -224,11 +224,11 @@ class Answers:
         # of how many is not known: a page looks at marked letters too, which no table counts
         return {**facts, **asked, "total": total, "of": None, "about": about, "reasons": sorted(reasons - {""})}
 
-    async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
+    async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing[Row]:
         look = partial(waiting_here, self.view, infos, question, self.now_ms(), self._search(question))
         return await (_searches.take(look) if question.wanted.deep else compute(look))
 
-    async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
+    async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing[Row]:
         info = self.get_handler_or_404(question.main)
         if question.wanted.deep:
             self.check_broker()

@@ -13,8 +13,8 @@ from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import ELSEWHERE, LATE_MS, PAGES_PREFIX, PartitionInfo
+from retryapp.web.cells import due_text, spaced
 from retryapp.web.figures import OPEN, Rates, open_circuits
-from retryapp.web.render import due_text, spaced
 
 MANY_PER_MIN: Final = 20
 """Fewer failures than this are no sign that all deliveries fail."""

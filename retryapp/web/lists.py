@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.control import is_open
@@ -22,10 +24,10 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.core.record import Record
 from retryapp.core.row_keys import due_order
 from retryapp.core.text import cut_text
-from retryapp.lookup.circuits import mark_held_back, what_holds
+from retryapp.lookup.circuits import Holding, mark_held_back, what_holds
 from retryapp.lookup.decoding import Searching
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, may_be_cut, pending_summary
-from retryapp.ports import HandlerInfo, PartitionInfo
+from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.errors import PageError
 from retryapp.web.figures import OPEN, owner_of
@@ -53,6 +55,7 @@ READ_S: Final = 0.3
 _CHUNK_ROWS: Final = 50
 
 _Text = str | None
+_Letter = tuple[Place, DeadEntry]
 
 
 class Line(BaseModel):
@@ -86,21 +89,50 @@ class Line(BaseModel):
     last_failed_ms: int | None = None
 
 
-class Listing(BaseModel):
-    """What one worker lists."""
+_UNSAID: Final = {name: each.default for name, each in Line.model_fields.items()}
 
-    lines: list[Line]
+
+class Row(NamedTuple):
+    """A record of a list. Of those that workers list, most are not shown."""
+
+    place: Any
+    """Where it is in the list's order."""
+    partition: int
+    facts: Callable[[], Facts]
+    """Makes what a page shows of it: the names of `Line`, and more."""
+
+
+L = TypeVar("L")
+
+
+@dataclass(slots=True, kw_only=True)
+class Listing(Generic[L]):
+    """What one worker lists: of others, each a `Line`."""
+
+    lines: list[L]
     upto: str | None = None
     """Cursor of the last row that it has looked at; None: of all."""
     scanned: int = 0
     undecoded: int = 0
     """Those whose value was not searched: the decoder failed."""
-    partitions: list[int] = Field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)
     """Those that it has listed: it has them, and they can be read now."""
-    hidden: list[str] = Field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
     """What it does not show to who asks."""
     knows_reason: bool = True
     """Whether it knows the reason asked for, or has seen a letter of it: a newer build has written some."""
+
+
+_THEIRS: Final = TypeAdapter(Listing[Line])
+
+
+def answer_of(listing: Listing[Row]) -> Facts:
+    """Return what this worker answers to another one."""
+    return {"lines": [row.facts() for row in listing.lines], **_rest(listing)}
+
+
+def _rest(listing: Listing[Any]) -> Facts:
+    return {each.name: getattr(listing, each.name) for each in fields(listing) if each.name != "lines"}
 
 
 def _places(newest: bool) -> Callable[[str], Any]:
@@ -108,19 +140,26 @@ def _places(newest: bool) -> Callable[[str], Any]:
     return place_of if newest else lambda cursor: due_order(row_key_of(cursor))
 
 
-def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[list[Line], str | None]:
-    """Return the first lines of all workers, and the cursor of the next page; `newest` first, or by due time."""
+def _read(body: bytes, place: Callable[[str], Any]) -> Listing[Row]:
+    theirs = _THEIRS.validate_json(body)
+    if theirs.upto is not None:
+        place(theirs.upto)
+    rows = [Row(place(line.cursor), line.partition, line.model_dump) for line in theirs.lines]
+    return Listing(lines=rows, **_rest(theirs))
+
+
+def merge(listings: Sequence[Listing[Row]], limit: int, *, newest: bool) -> tuple[list[Facts], str | None]:
+    """Return the first records of all workers, and the cursor of the next page; `newest` first, or by due time."""
     place = _places(newest)
     bounds = [place(each.upto) for each in listings if each.upto is not None]
     bound = (max if newest else min)(bounds, default=None)
-    lines = sorted((line for each in listings for line in each.lines), key=lambda line: place(line.cursor))
-    if newest:
-        lines.reverse()
+    rows = sorted((row for each in listings for row in each.lines), key=itemgetter(0), reverse=newest)
     if bound is not None:  # past it, some worker has not looked
-        lines = [line for line in lines if (place(line.cursor) >= bound if newest else place(line.cursor) <= bound)]
-    if len(lines) > limit:
-        return lines[:limit], lines[limit - 1].cursor
-    return lines, next((each.upto for each in listings if each.upto and place(each.upto) == bound), None)
+        rows = [row for row in rows if (row.place >= bound if newest else row.place <= bound)]
+    records = [row.facts() for row in rows[:limit]]
+    if len(rows) > limit:
+        return records, records[-1]["cursor"]
+    return records, next((each.upto for each in listings if each.upto and place(each.upto) == bound), None)
 
 
 def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[PartitionInfo]:
@@ -129,35 +168,31 @@ def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[Partit
 
 
 def merged_facts(
-    question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing | bytes | None]
+    question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing[Row] | bytes | None]
 ) -> Facts:
     """Merge what workers list, by their addresses; of 500 records that takes too long for the event loop.
 
     Raises:
         PageError: 400, a reason that no worker knows and no letter has.
     """
-    listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+    listings, silent, lost = list[Listing[Row]](), list[str](), {item.partition for item in chosen}
     place = _places(kind == "dead")
     for url, body in answers.items():
         try:
-            listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
-            for cursor in (listing.upto, *(line.cursor for line in listing.lines)):
-                if cursor is not None:
-                    place(cursor)
+            listing = body if isinstance(body, Listing) else _read(body or b"", place)
         except (ValidationError, PageError):  # PageError: the cursors of another build, say
             silent.append(url)
             continue
         # while the group moves partitions two workers may have one, or none
         its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
         lost -= its
-        lines = [line for line in listing.lines if line.partition in its]
-        listings.append(listing.model_copy(update={"lines": lines}))
-    lines, cursor = merge(listings, question.limit, newest=kind == "dead")
+        listings.append(replace(listing, lines=[row for row in listing.lines if row.partition in its]))
+    records, cursor = merge(listings, question.limit, newest=kind == "dead")
     if not (cursor or question.seen or any(each.knows_reason for each in listings)):
         raise unknown_reason(question.wanted.reason)
-    follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
+    follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(records))}
     facts: Facts = {
-        "records": [line.model_dump() for line in lines],
+        "records": records,
         "first": question.seen + 1,
         "next": question.address(**follow) if cursor else None,
         "scanned": sum(each.scanned for each in listings),
@@ -175,16 +210,16 @@ def waiting_here(
     question: Question,
     now_ms: int,
     search: Searching | None,
-) -> Listing:
+) -> Listing[Row]:
     """List what waits in the partitions here by due time; `search` decodes values in which a field is looked for."""
-    lines, scanned, after = list[Line](), 0, question.after
+    rows, scanned, after = list[Row](), 0, question.after
     wanted = None if question.wanted == LetterFilter() else question.wanted
     holding, size = what_holds(infos), question.limit + 1
     until_s = None if wanted is None else time.monotonic() + READ_S
 
-    def listing(upto: bytes | None) -> Listing:
+    def listing(upto: bytes | None) -> Listing[Row]:
         undecoded = 0 if search is None else search.undecoded
-        facts: Facts = {"lines": lines, "scanned": scanned, "undecoded": undecoded, "partitions": _open(infos)}
+        facts: Facts = {"lines": rows, "scanned": scanned, "undecoded": undecoded, "partitions": _open(infos)}
         knows_reason = is_known(question.wanted.reason)
         return Listing(upto=None if upto is None else upto.hex(), knows_reason=knows_reason, **facts)
 
@@ -192,16 +227,21 @@ def waiting_here(
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
         for entry in entries:
             late = scanned and until_s is not None and time.monotonic() > until_s
-            if len(lines) == question.limit or scanned == SCAN_ROWS or late:
+            if len(rows) == question.limit or scanned == SCAN_ROWS or late:
                 return listing(after)
             scanned += 1
             after = entry.key
             if wanted is None or fits_row(wanted, entry.value, search):
-                facts = pending_summary(entry)
-                mark_held_back(facts, holding, now_ms)
-                lines.append(Line(cursor=after.hex(), **facts))
+                facts = partial(_waiting_facts, entry, holding, now_ms)
+                rows.append(Row(due_order(after), entry.partition, facts))
         if len(entries) < size:
             return listing(None)
+
+
+def _waiting_facts(entry: PendingEntry, holding: Holding, now_ms: int) -> Facts:
+    facts = {**_UNSAID, "cursor": entry.key.hex(), **pending_summary(entry)}
+    mark_held_back(facts, holding, now_ms)
+    return facts
 
 
 def dead_here(
@@ -210,7 +250,7 @@ def dead_here(
     question: Question,
     info: HandlerInfo,
     search: Searching | None,
-) -> Listing:
+) -> Listing[Row]:
     """List the dead letters of the partitions here, the newest first; the open ones, or all.
 
     `search` decodes values in which a field is looked for.
@@ -233,68 +273,74 @@ def dead_here(
         for letters in (None, *info.dead_letters):
             page = partial(view.dead_latest, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
-    listing, last = Listing(lines=[], partitions=chosen, knows_reason=is_known(wanted.reason)), before
-    rows = heapq.merge(*streams, key=_place, reverse=True)
-    looked_into = _looked_into(view, info, rows, wanted, search) if wanted.deep else ((row, True) for row in rows)
-    for row, found in looked_into:
-        if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
+    listing, last = Listing[Row](lines=[], partitions=chosen, knows_reason=is_known(wanted.reason)), before
+    merged = heapq.merge(*streams, key=itemgetter(0), reverse=True)
+    looked_into = _looked_into(view, info, merged, wanted, search) if wanted.deep else ((each, True) for each in merged)
+    for (place, entry), found in looked_into:
+        if wanted.from_ms is not None and place[0] < wanted.from_ms:
             break
         if found is None or len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
             listing.upto = None if last is None else place_text(last)
             break
         listing.scanned += 1
-        last = _place(row)
-        listing.knows_reason |= row["reason"] == wanted.reason
-        found &= wanted.reason in (None, row["reason"]) and error_type in (None, row["error_type"])
-        if found and (question.marked or is_open(row["mark"])):
-            listing.lines.append(Line(cursor=place_text(last), **row))
+        last, row = place, entry.row
+        reason = row.reason if row.damaged is None else None
+        listing.knows_reason |= reason == wanted.reason
+        found &= wanted.reason in (None, reason) and error_type in (None, row.error_type)
+        if found and (question.marked or is_open(row.mark)):
+            listing.lines.append(Row(place, entry.partition, partial(_dead_facts, place, entry)))
     listing.undecoded = 0 if search is None else search.undecoded
     return listing
 
 
+def _dead_facts(place: Place, entry: DeadEntry) -> Facts:
+    return {**_UNSAID, "cursor": place_text(place), **dead_summary(entry)}
+
+
 def _looked_into(
-    view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter, search: Searching | None
-) -> Iterator[tuple[Facts, bool | None]]:
+    view: RuntimeView, info: HandlerInfo, letters: Iterable[_Letter], wanted: LetterFilter, search: Searching | None
+) -> Iterator[tuple[_Letter, bool | None]]:
     """Yield letters with whether they fit by what the index does not have: their topics are read, some at once.
 
     None: the time is over, so it is not known of this letter and those after it.
     """
-    until_s, field = time.monotonic() + READ_S, LetterFilter(field=wanted.field)
+    until_s, of_field = time.monotonic() + READ_S, LetterFilter(field=wanted.field)
     first = wanted if search is None else wanted.model_copy(update={"field": None})
-    for at, some in enumerate(_near(rows, READ_ROWS if search is None else DECODED_ROWS)):
+    for at, some in enumerate(_near(letters, READ_ROWS if search is None else DECODED_ROWS)):
         if at and time.monotonic() > until_s:
             yield some[0], None
             return
         places, found = {*map(_at, some)}, dict[tuple[str | None, int, int], Record | None]()
-        for letters in {row["letters"] for row in some}:
+        for name in {entry.letters for _, entry in some}:
             ranges: dict[int, tuple[int, int]] = {}
-            for row in some:
-                if row["letters"] == letters:
-                    ranges[row["partition"]] = _with(ranges.get(row["partition"]), row["offset"])
-            topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
+            for _, entry in some:
+                if entry.letters == name:
+                    ranges[entry.partition] = _with(ranges.get(entry.partition), entry.row.offset)
+            topic = info.topics["dlq" if name is None else f"dlq {name}"]
             for each in view.read_range(topic, ranges):
-                place = letters, each.partition, each.offset
+                place = name, each.partition, each.offset
                 if place in places and fits(first, each):
                     found[place] = None if search is None else each
         decoded_until_s = time.monotonic() + READ_S
-        for number, row in enumerate(some):
-            record = found.get(_at(row))
+        for number, letter in enumerate(some):
+            record = found.get(_at(letter))
             if number and record is not None and time.monotonic() > decoded_until_s:
-                yield row, None
+                yield letter, None
                 return
-            yield row, _at(row) in found and (record is None or fits(field, record, search))
+            yield letter, _at(letter) in found and (record is None or fits(of_field, record, search))
 
 
-def _near(rows: Iterable[Facts], most: int) -> Iterator[list[Facts]]:
+def _near(letters: Iterable[_Letter], most: int) -> Iterator[list[_Letter]]:
     """Yield some rows at once: they are read in one go, with all between them."""
-    some, ranges = list[Facts](), dict[Stream, tuple[int, int]]()
-    for row in rows:
-        stream = row["partition"], row["letters"]
-        first, stop = _with(ranges.get(stream), row["offset"])
+    some, ranges = list[_Letter](), dict[Stream, tuple[int, int]]()
+    for letter in letters:
+        entry = letter[1]
+        stream, offset = (entry.partition, entry.letters), entry.row.offset
+        first, stop = _with(ranges.get(stream), offset)
         if len(some) == most or stop - first > READ_SPAN:
             yield some
-            some, ranges, (first, stop) = [], {}, _with(None, row["offset"])
-        some.append(row)
+            some, ranges, (first, stop) = [], {}, _with(None, offset)
+        some.append(letter)
         ranges[stream] = first, stop
     if some:
         yield some
@@ -309,23 +355,26 @@ def _open(infos: Sequence[PartitionInfo]) -> list[int]:
     return [item.partition for item in infos if item.state == OPEN]
 
 
-def _at(row: Facts) -> tuple[str | None, int, int]:
-    return row["letters"], row["partition"], row["offset"]
+def _at(letter: _Letter) -> tuple[str | None, int, int]:
+    entry = letter[1]
+    return entry.letters, entry.partition, entry.row.offset
 
 
-def _place(row: Facts) -> Place:
-    return row["append_ms"] or 0, row["partition"], row["letters"] or "", row["offset"]
+def _place(entry: DeadEntry) -> Place:
+    return max(0, entry.row.append_ms), entry.partition, entry.letters or "", entry.row.offset
 
 
-def _letters(page: Callable[..., Any], stream: Stream, before: Place | None) -> Iterator[Facts]:
+def _letters(page: Callable[..., Any], stream: Stream, before: Place | None) -> Iterator[_Letter]:
     """Walk over the dead letters of a topic and partition from a place on, a few at a time."""
     chunk, below = 2, None if before is None else _start(stream, before)  # most are asked for no more
     while True:
-        rows = [dead_summary(entry) for entry in page(before=below, limit=chunk)]
-        yield from rows
-        if len(rows) < chunk:
+        entries = page(before=below, limit=chunk)
+        letters = [(_place(entry), entry) for entry in entries]
+        yield from letters
+        if len(letters) < chunk:
             return
-        below, chunk = (rows[-1]["append_ms"] or 0, rows[-1]["offset"]), min(_CHUNK_ROWS, 2 * chunk)
+        last = letters[-1][0]
+        below, chunk = (last[0], last[3]), min(_CHUNK_ROWS, 2 * chunk)
 
 
 def _start(stream: Stream, before: Place) -> tuple[int, int]:

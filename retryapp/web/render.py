@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
@@ -13,6 +12,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from typing_extensions import override
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
@@ -21,10 +21,12 @@ from retryapp.core.text import counted
 from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import may_be_cut
+from retryapp.web import cells
+from retryapp.web.cells import due_text, spaced
 
 HTML: Final = "text/html"
 JSON: Final = "application/json"
-_LENGTH: Final = re.compile(r"\b(\d+(?:\.\d+)?)(ms|[smhd])\b")
+_OF_DICTS: Final = frozenset(dir(dict))
 
 
 def to_json(facts: Mapping[str, Any]) -> str:
@@ -43,10 +45,20 @@ def to_html(template: str, facts: Mapping[str, Any]) -> str:
     return environment().get_template(template).render(facts).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+class _Environment(Environment):
+    """Facts are dicts: what a template asks them for is looked up before Jinja tries their attributes, in vain."""
+
+    @override
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 @cache
 def environment() -> Environment:
     loader = PackageLoader("retryapp.web", "templates")
-    env = Environment(
+    env = _Environment(
         loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
@@ -54,6 +66,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(
+        attempt=cells.attempt,
+        attempts=cells.attempts,
+        cause=cells.cause,
         clean=lambda value: printable(str(value)),
         counted=counted,
         count=lambda value: "-" if value is None else f"{value:,}",
@@ -62,6 +77,10 @@ def environment() -> Environment:
         part=lambda value: quote(str(value), safe=""),
         query=lambda items: urlencode({name: value for name, value in items.items() if value is not None}),
         delay=_delay,
+        error=cells.error,
+        known=cells.known,
+        when=cells.when,
+        when_due=cells.when_due,
         due=lambda value, now_ms: spaced(due_text(value, now_ms)),
         relative=lambda value, now_ms: spaced(relative_text(value, now_ms)),
         span=lambda value: spaced(length_text(value)) if value else "0 s",
@@ -73,22 +92,6 @@ def environment() -> Environment:
         env.globals[name] = Markup(loader.get_source(env, file)[0])  # noqa: S704 - our own files, no facts in them
     env.globals["parts"] = env.get_template("parts.html").module
     return env
-
-
-def spaced(text: str) -> str:
-    """Write lengths as people do.
-
-    >>> spaced("4m 12s ago"), spaced("in 2.3s")
-    ('4 min 12 s ago', 'in 2.3 s')
-    """
-    return _LENGTH.sub(lambda found: f"{found[1]} {'min' if found[2] == 'm' else found[2]}", text)
-
-
-def due_text(due_at_ms: int | None, now_ms: int) -> str:
-    """Return when something is due; a dash for never."""
-    if due_at_ms is None or due_at_ms >= now_ms:
-        return relative_text(due_at_ms, now_ms)
-    return f"overdue {length_text(now_ms - due_at_ms)}"
 
 
 def _delay(tier: str) -> str:

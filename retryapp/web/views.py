@@ -25,7 +25,7 @@ from retryapp.web.audit import audit
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
-from retryapp.web.lists import Listing, chosen_of
+from retryapp.web.lists import Listing, Row, answer_of, chosen_of
 from retryapp.web.page import Ask, Page
 from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question
@@ -72,13 +72,13 @@ async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
     return to_json(document(tuple(needs.items()))).encode(), JSON
 
 
-def listed(own: Callable[[Answers, Question, Sequence[PartitionInfo]], Awaitable[Listing]]) -> Ask:
+def listed(own: Callable[[Answers, Question, Sequence[PartitionInfo]], Awaitable[Listing[Row]]]) -> Ask:
     """Return what lists the partitions of this worker, for the lists of the others."""
 
     async def list_own(answers: Answers, question: Question) -> Facts:
         info = answers.get_handler_or_404(question.main)
         listing = await own(answers, question, chosen_of(answers.view.partitions(info.main), question))
-        return await compute(listing.model_dump)
+        return await compute(answer_of, listing)
 
     return list_own
 
