@@ -38,7 +38,8 @@ class Acks(Protocol):
 
 
 Sink = Callable[[list[Any], int], bool | None]
-"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough."""
+"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough,
+but for what was read together with these."""
 
 
 class TopicReader(Protocol):

@@ -241,7 +241,8 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     @override
     def mark_of(self, offset: int) -> str | None:
-        return self._mark_of(offset)[0]
+        marked = self._store.get(_MARK + _OFFSET.pack(offset))
+        return None if marked is None else marked[1 : marked[0] + 1].decode()
 
     def _newest(self, key: bytes) -> int:
         """Return the offset of the newest letter of a failure id, by its key; -1: there is none."""
