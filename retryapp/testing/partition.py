@@ -67,6 +67,7 @@ _VAIN_LOOKS: Final = 4 * _REAL_LOOKS
 """After so many of which nothing has come, few are made: beside an idle thread, coroutines may only sleep."""
 _FEW_LOOKS: Final = 2
 _MAX_BYTES = 1_048_576
+_TOPIC_ID: Final = "kq8G0bTz"
 _LIVES = count(1)
 _COMMANDS = count(1)
 _OF_TOPICS: Final = ("tiers", "publishes", "dead_letters")
@@ -169,7 +170,7 @@ class MemoryPartition:
                 random=drawn,
                 pace=Pace.of(self.handler, partition, clock=self.clock, random=drawn, shares=1),
                 rounds=self._pools[1].rounds,
-                topic_id="kq8G0bTz",
+                topic_id=_TOPIC_ID,
                 max_bytes=_MAX_BYTES,
                 kept_ms=kept_ms,
                 life=f"worker-{next(_LIVES)}",
@@ -190,6 +191,7 @@ class MemoryPartition:
             control=TopicPartition(topology.control, partition),
             fences=self.handler.takes_delivery,
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
+            topic_id=_TOPIC_ID,
         )
         self.lane = Lane(
             name=self._site.name,

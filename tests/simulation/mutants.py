@@ -248,7 +248,7 @@ def _not_handed_off(self: Run, **changes: Any) -> Turn:
     return turn
 
 
-async def _unmarked(_self: LaneProtocol) -> None:
+async def _unmarked(_self: LaneProtocol, _table: object) -> None:
     """A life does not note that it delivers rows."""
 
 

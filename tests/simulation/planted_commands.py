@@ -275,7 +275,7 @@ COMMANDS: Final = (
     ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_196),
     ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_224),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_080),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 4_000_079),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
     ("what has passed a command is obeyed again", ((ControlQueue, "ahead", _forgets_passed),), 1_000_202),

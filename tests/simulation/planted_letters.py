@@ -184,7 +184,7 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_256),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_013),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
-    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_041),
+    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_045),
     ("a letter of another group is marked", tuple((at, "letter_mark", _whoever) for at in _MARKING), 18_000_000),
     ("a damaged letter is not given", ((pool, "unpack", _for_the_sound),), 18_000_000),
     ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
+from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.lane_errors import (
     ChangelogReplacedError,
     CommitUndecidedError,
@@ -23,13 +26,17 @@ from retryapp.core.lane_errors import (
     OffsetsMissingError,
     StoreAheadError,
 )
-from retryapp.core.row_keys import is_identity
+from retryapp.core.metadata import clamped
+from retryapp.core.record import Origin, Record
+from retryapp.core.row_keys import identity_of, is_identity
+from retryapp.core.rows import row_header
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
 
 _KEY_VALUE = attrgetter("key", "value")
+_TIME = RETRY_ORIGIN_TIMESTAMP_MS.encode()
 _FLUSH_LOOK_S = 0.005
 _FLUSH_LOOKS = 400
 _END_LOOK_S = 0.02
@@ -207,6 +214,49 @@ async def _tail(site: LaneSite, reader: TopicReader) -> tuple[int, Sequence[byte
         start, reach = max(first, end - reach), reach * 8
         await reader.read(site.changelog, start, look)
     return rows, said
+
+
+async def count_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[tuple[int, bytes | None]]) -> int:
+    """Count rows whose records the main topic has lost with its end, where it has others at their offsets since.
+
+    All before a record that it still has is there, too. So the last rows are looked at first, which is one of them
+    where nothing is lost.
+
+    Args:
+        reader: of topics.
+        main: the main topic.
+        rows: offsets and times of their records, the last one first.
+
+    Returns:
+        How many of the first ones of `rows` are.
+    """
+    lost, reached, count = 0, 0, 1
+    while some := rows[reached : reached + count]:
+        there = await reader.records(main, [offset for offset, _ in reversed(some)])
+        for offset, time in some:
+            reached += 1
+            if offset in there and _may_be(there[offset], time):
+                return lost
+            lost = reached if offset in there else lost  # else compaction has removed it, or it is an end of others
+        count *= 2
+    return lost
+
+
+def _may_be(record: Record, time: bytes | None) -> bool:
+    """Tell whether a row with this time may be of a record: a range that cannot be read may have that."""
+    return record.next_offset != record.offset + 1 or time == b"%d" % clamped(record.timestamp_ms, -1)
+
+
+async def noted_and_lost(
+    site: LaneSite, reader: TopicReader, table: PendingTable, noted: Iterable[int]
+) -> Sequence[int]:
+    """Return the offsets that are noted as settled and have rows, of records that the main topic has lost."""
+    rows: list[tuple[int, bytes | None]] = []
+    for offset in sorted(noted, reverse=True):
+        key = table.find(identity_of(Origin(site.main.topic, site.topic_id, site.partition, offset)))
+        with suppress(DamagedRowError, NewerRowError):  # it does not say whose it is
+            rows += [] if key is None else [(offset, row_header(table.get(key) or b"", _TIME))]
+    return [offset for offset, _ in rows[: await count_lost(reader, site.main, rows)]]
 
 
 async def recover_seen(

@@ -283,19 +283,24 @@ class LaneProtocol(ABC):
             await catch_up(self.pending, self.reader, self.place, is_long=self._is_long)
         if self._undecided:  # not before: a store that has read them says more
             raise CommitUndecidedError(self.place.name, *self.place.changelog)
-        await self._mark_rows()
+        await self._mend_note(self.pending)
+        await self._mark_rows(self.pending)
         await self._fence_off()
         if self.place.seen is not None:
             now_ms = self.clock.wall_ms()
             self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=now_ms)
 
-    async def _mark_rows(self) -> None:
+    async def _mend_note(self, table: PendingTable) -> None:
+        """Take out of the note what the topic has lost, before its rows run: others are to run that are there now."""
+        main, settled = self.place.main, self.settled
+        if lost := await recovery.noted_and_lost(self.place, self.reader, table, settled):
+            self._beside().settled = {at: fine for at, fine in settled.items() if at not in lost}
+            await self._write(LaneBatch(offsets={main: self._progress[main.topic]}))
+
+    async def _mark_rows(self, table: PendingTable) -> None:
         """Note this life before it delivers a row, and find the rows that may have killed one."""
         self.suspected_rows = None
-        first = []
-        if self.pending is not None:  # held rows have the last keys, and the first places
-            first = self.pending.page(HELD_ROWS, 1) or self.pending.page(None, 1)
-        if first:
+        if first := table.page(HELD_ROWS, 1) or table.page(None, 1):  # held ones have the last keys, and go first
             self.suspected_rows, told = self._beside().read_rows(first[0][0], self.clock.wall_ms())
             if told:
                 main = self.place.main
@@ -415,11 +420,6 @@ class LaneProtocol(ABC):
     def settled(self) -> Mapping[int, bool]:
         """Records beyond the main topic's committed offset that are settled: offset, and whether each succeeded."""
         return self._beside().settled
-
-    def take_back(self, offset: int) -> None:
-        """Remove an offset from the note of what is settled: the topic has lost that record, and has another one."""
-        for notes in filter(None, (self._beside(), self._before[1])):  # a refusal brings back what was before
-            notes.settled = {at: fine for at, fine in notes.settled.items() if at != offset}
 
     def _beside(self) -> Notes:
         if self._notes is None:

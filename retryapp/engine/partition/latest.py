@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from typing_extensions import override
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Superseded
-from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.record import Origin, failure_id
 from retryapp.core.row_keys import identity_of, origin_offset
 from retryapp.core.rows import decode_row
 from retryapp.engine.delivery.run import Outcome, Run
@@ -41,11 +41,14 @@ class Latest(Sequences):
     """The newest records of one session of a partition."""
 
     def __init__(
-        self, *place: Any, records: Callable[[Sequence[int]], Awaitable[Mapping[int, Record]]], **calls: Any
+        self,
+        *place: Any,
+        count_lost: Callable[[Sequence[tuple[int, bytes | None]]], Awaitable[int]],
+        **calls: Any,
     ) -> None:
-        """Begin as others do; `records` returns those that the main topic has at rising offsets."""
+        """Begin as others do; `count_lost` is that of `engine.lane.recovery`."""
         super().__init__(*place, **calls)
-        self._records = records
+        self._count_lost = count_lost
 
     @override
     async def load(self, table: PendingTable) -> None:
@@ -63,28 +66,13 @@ class Latest(Sequences):
                 await asyncio.sleep(0)
 
     async def _find_lost(self) -> None:
-        """Find rows whose records the main topic does not have any more at their offsets.
-
-        What it has lost is its end: all before a record that it still has is there, too. So the last rows are looked at
-        first, which is one of them where the offset was set back.
-        """
-        reached, count = 0, 1
-        while rows := self._early[reached : reached + count]:
-            there = await self._records([offset for offset, *_ in reversed(rows)])
-            own = (at for at, (offset, *_) in enumerate(rows) if offset in there and self._is_own(there[offset]))
-            if (first := next(own, None)) is not None:
-                reached += first
-                break
-            reached, count = reached + len(rows), 2 * count
-        lost, self._early = self._early[:reached], self._early[reached:]
+        """Find rows whose records the main topic does not have any more at their offsets."""
+        count = await self._count_lost([(offset, time) for offset, _, time in self._early])
+        lost, self._early = self._early[:count], self._early[count:]
         for offset, name, _ in lost:
             origin = Origin(self._context.handler.main, self._context.topic_id, self._partition, offset)
             self._gone.add(identity_of(origin))
             self._lines[name].rows = deque(sorted(self._lines[name].rows, key=self._position))
-
-    def _is_own(self, record: Record) -> bool:
-        """Tell whether a record may be that of its row; a range that cannot be read may have it."""
-        return record.next_offset != record.offset + 1 or self.has_row(record)
 
     @override
     async def caught_up(self) -> None:

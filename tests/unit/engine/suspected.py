@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from doubles import MAIN, BankDownError, Gate, serving
 
+from retryapp.core.marks import split_note
 from retryapp.engine.partition.suspects import GATHER_S
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
@@ -43,8 +44,8 @@ def rows_marks(transport: MemoryLaneTransport) -> list[str]:
     return [batch.rows_note.partition(":")[0] for batch in transport.batches if batch.rows_note]
 
 
-def without_life(mark: str) -> str:
-    kind, _, rest = mark.partition(":")
+def without_life(note: str) -> str:
+    kind, _, rest = split_note(note).mark.partition(":")
     at = min((rest.find(sign) for sign in "@<" if sign in rest), default=len(rest))
     return kind + rest[at:]
 

@@ -257,13 +257,13 @@ async def ahead(order: Order = Order.NONE) -> MemoryLaneTransport:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-@pytest.mark.parametrize("after", range(2))
+@pytest.mark.parametrize("after", range(4))
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
 async def test_what_is_noted_as_settled_is_not_the_new_one(order: Order, after: int, *, durable: bool) -> None:
     """The row of the other one says so, and its outcome is not durable before the note is mended."""
     transport = await ahead(order)
+    dying = transport.pause(Step.COMMIT, after=after, durable=durable)
     async with serving(Gate(), POLICY, concurrency=3, order=order, transport=transport) as (orders, gate):
-        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
         await pass_time(orders, 70_000, 10_000)
         assert b"new" not in gate.started
         if b"old" in gate.running:
@@ -275,6 +275,17 @@ async def test_what_is_noted_as_settled_is_not_the_new_one(order: Order, after: 
         await pass_time(orders, 120_000, 10_000)
         assert gate.done.count(b"new") == 1
         assert (orders.waiting, transport.offsets[MAIN], failures(orders)) == ({}, 2, [])
+
+
+async def test_what_is_noted_is_looked_at_before_its_row_ends() -> None:
+    """The new record may be read after that, and nothing tells then that it is not the one of the note."""
+    transport = await ahead()
+    async with serving(Gate(), POLICY, max_in_flight=1, transport=transport) as (orders, gate):
+        await orders.advance(60_000)
+        for value in (b"old", b"hangs", b"new"):
+            await gate.end(orders, value)
+        await orders.advance(500)
+        assert (gate.done, transport.offsets[MAIN], noted(transport)) == ([b"old", b"hangs", b"new"], 2, {})
 
 
 async def test_the_one_before_is_not_replayed_while_the_new_one_runs() -> None:
