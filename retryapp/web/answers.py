@@ -287,12 +287,14 @@ class Answers:
         partition, offset = question.at()
         self.get_open_partition_or_404(partition, question)
         topic_id = question.topic_id or self.view.topic_id(info.main)
-        entry = self.view.pending_find(Origin(info.main, topic_id, partition, offset))
+        origin = Origin(info.main, topic_id, partition, offset)
+        entry = self.view.pending_find(origin)
         if entry is None:
             raise not_found(
                 "not-pending",
                 f"no record of {info.main} with partition {partition} and offset {offset} waits",
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
+                {"Where it is now": find_address(info, origin)},
             )
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
@@ -347,7 +349,8 @@ class Answers:
         if known["reason"] == DeadReason.TOO_LARGE and origin:
             places.append((origin["topic"], origin["partition"], origin["offset"]))
         read_from = "{}[{}]@{}".format(*places[-1])
-        content: Facts = {**known, "read_from": read_from, "unread": None, "key": None, "value": None}
+        content: Facts = {**known, "read_from": read_from, "unread": None}
+        content |= dict.fromkeys(("headers", "retry_headers", "key", "value"))  # not known until it is read
         try:
             letter = record = await self.read_record(*places[0])
             if len(places) > 1 and letter is not None:
@@ -384,6 +387,11 @@ class Answers:
             PageError: 400 when it is no failure id of this handler.
         """
         info = self.get_handler_or_404(question.main)
+        wanted = question.query.get("id", "").strip()
+        for main in {each.main for each in self.view.handlers()} - {info.main}:
+            if wanted.startswith(f"{info.group}/{main}@"):  # it was given to the page of another handler
+                here = "&here=1" * bool(question.query.get("here"))
+                return f"{PAGES_PREFIX}/{quote(main, safe='')}/find?id={quote(wanted, safe='')}{here}"
         origin = origin_asked(info, question)
         same = failure_id(info.group, origin)
         base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
@@ -454,14 +462,21 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
         hint = f"See {PAGES_PREFIX}/{quote(question.main, safe='')}/ for those that there are"
         raise not_found("no-such-partition", f"{question.main} has no partition {number}", hint)
     if info.state == ELSEWHERE:
-        url = None if question.routed else web_url(info.owner_url)
-        raise elsewhere(question.main, number, url + question.address(routed="1") if url else None)
+        url, routed = web_url(info.owner_url), question.routed
+        there = question.address() if routed else question.address(routed="1")
+        raise elsewhere(question.main, number, url + there if url else None, routed=routed)
     if info.state != OPEN:
         raise not_open(question.main, number, info.state, info.last_error)
 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
+
+
+def find_address(info: HandlerInfo, origin: Origin) -> str:
+    """Return the address that leads to wherever a record is now."""
+    name = quote(failure_id(info.group, origin), safe="")
+    return f"{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={name}"
 
 
 def origin_asked(info: HandlerInfo, question: Question) -> Origin:

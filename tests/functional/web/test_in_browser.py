@@ -216,7 +216,7 @@ REFUSALS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "nobody any more": ({"status": 401, "body": "<main>401</main>"}, "the answer is 401"),
     "no role any more": ({"status": 403, "body": "<main>403</main>"}, "the answer is 403"),
     "an error of a proxy": ({"status": 503, "body": "<main>503</main>"}, "the answer is 503"),
-    "nothing": (None, "no answer"),
+    "nothing": (None, "no answer from this worker"),
 }
 
 

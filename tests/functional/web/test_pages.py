@@ -209,7 +209,7 @@ async def test_what_is_not_known_is_the_last_known_with_its_age_or_unknown_and_n
     assert (flights["pending"], flights["dead"], flights["unknown_partitions"]) == (None, None, [0])
     assert index["broker_silence"] == worker.silent
     text = Outline((await site.get("/retries/"))[2]).text
-    old = "742 42 s ago", "0 42 s ago of 6"
+    old = "742 42 s ago", "0 of 6 42 s ago"
     for shown in ("has not answered for 42 s", *old, "without partitions 2, 3, 4, 5", "unknown"):
         assert shown in text
     page = await site.facts(f"{BASE}/")
