@@ -136,6 +136,7 @@ class Page:
             "status": f"{error.status} {HTTPStatus(error.status).phrase}",
             "main": main if known else None,
             "links": error.links,
+            "sent": request.method == "POST" and error.status == 400,
         }
         return self.respond(to_html("error.html", facts).encode(), HTML, error.status, error.headers)
 
