@@ -21,6 +21,7 @@ from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAp
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
+from retryapp.core.rows import is_stopped
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.decoding import Decoding, Searching, Show, undecoded
 from retryapp.lookup.records import (
@@ -306,7 +307,10 @@ class Answers:
                 unread = str(error)
         record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
-        return {"main": info.main, "policy": _policy(info), "record": record, "jobs": self._jobs(info.main, partition)}
+        name = record["failure_id"] if is_stopped(entry.value) else None
+        letter = None if name is None else self.view.dead_find(info.main, partition, name)
+        facts = {"main": info.main, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
+        return {**facts, "record": record, "letter": letter and letter_address(info.main, letter)}
 
     def _jobs(self, main: str, partition: int) -> list[str]:
         """Return the ids of the jobs that a partition remembers: those that have a page."""
@@ -403,7 +407,7 @@ class Answers:
             return f"{base}/pending/{origin.partition}/{origin.offset}?topic_id={quote(origin.topic_id, safe='')}"
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None and is_open(dead.row.mark):
-            return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))
+            return letter_address(info.main, dead)
         return f"{base}/journey?id={quote(same, safe='')}"
 
     async def ready(self, question: Question) -> Facts:
@@ -471,6 +475,12 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
+
+
+def letter_address(main: str, letter: DeadEntry) -> str:
+    """Return the address of the page of a dead letter."""
+    topic = f"?letters={letter.letters}" if letter.letters else ""
+    return f"{PAGES_PREFIX}/{quote(main, safe='')}/dead/{letter.partition}/{letter.row.offset}{topic}"
 
 
 def find_address(info: HandlerInfo, origin: Origin) -> str:

@@ -35,6 +35,7 @@ ERRORS = [
     (f"{BASE}/find?id=other/shop.orders@kq8G0bTz/0/77", 400, "bad-parameter"),
     (f"{BASE}/pending?after=00", 400, "bad-parameter"),
     (f"{BASE}/dead?reason=zzz", 400, "bad-parameter"),
+    (f"{BASE}/dead?since=1h&until=2h", 400, "bad-parameter"),
     ("/retries/?format=xml", 400, "bad-parameter"),
     (f"{BASE}/pending?partition=4", 503, "partition-not-open"),
     (f"{BASE}/dead/4/1", 503, "partition-not-open"),
