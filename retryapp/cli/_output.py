@@ -106,6 +106,7 @@ def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
     named = {name: value for name, value in both.items() if name not in apart}
     if metadata:
         named.pop("message", None)  # it has the whole one
+        named |= {"first_failed_ms": facts["failures"]["first_ms"], "history": tuple(facts["failures"]["attempts"])}
     if named.get("held_back_by"):
         named.pop("held_by", None)  # it says the same
     lines = [_line("failure id", facts.get("failure_id"))]
@@ -126,12 +127,18 @@ def _fact(name: str, value: Any, now_ms: int) -> list[str]:
     if value is None or value in ("", ()) or value == _USUAL.get(name):
         return []
     if name == "history":
-        texts = [f"attempt {e['attempt']} {utc_text(e['failed_ms'])} {e['error_type']}" for e in value]
+        texts = [_attempt(each) for each in value]
     elif name.endswith("_ms"):
         texts = ["-" if value < 0 else f"{utc_text(value)} ({relative_text(value, now_ms)})"]
     else:
         texts = ["yes"] if value is True else str(value).splitlines() or [""]
     return [_line(label, texts[0]), *(_line("", text) for text in texts[1:])]
+
+
+def _attempt(ended: Mapping[str, Any]) -> str:
+    replay, error = ended["replay"], "deferred" if ended["deferred"] else ended["error_type"]
+    when = "in an earlier replay, or before, " if replay is None else f"replay {replay}, " if replay else ""
+    return f"{when}attempt {ended['attempt']} {utc_text(ended['ended_ms'])} {error}"
 
 
 def _line(label: str, value: object) -> str:

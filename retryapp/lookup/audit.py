@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from retryapp.core.control import Refusal
 from retryapp.core.errors import DamagedEventError
 from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.topology import HandlerTopology
@@ -23,11 +24,19 @@ class AuditEntry:
     """A command, or what a part of a job has done by itself."""
 
     told: Commanded
-    """What the first partition says."""
+    """What the first partition says that has obeyed it, or of none the first."""
     done: int = 0
     """How many partitions have obeyed it."""
     refused: Counter[str] = field(default_factory=Counter)
     """How many have refused it, by `core.control.Refusal`."""
+
+    def note(self, told: Commanded) -> None:
+        """Note what another partition says."""
+        if told.refused:
+            self.refused[told.refused] += 1
+            return
+        self.told = self.told if self.done else told
+        self.done += 1
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -35,8 +44,9 @@ class AuditEntry:
         told = self.told
         names = ("at_ms", "verb", "by", "why", "text", "before", "after", "edited")
         about = {name: getattr(told, name) or None for name in ("failure_id", "job", "circuit")}
-        return {**{name: getattr(told, name) for name in names}, **about, "done": self.done,
-                "refused": dict(self.refused)}  # fmt: skip
+        # a partition that has no part of a job refuses what goes on on others
+        refused = {word: count for word, count in self.refused.items() if not (self.done and word == Refusal.NO_JOB)}
+        return {**{name: getattr(told, name) for name in names}, **about, "done": self.done, "refused": refused}
 
 
 class Audit(NamedTuple):
@@ -74,9 +84,7 @@ def read_audit(
             event = decode_event(record.value or b"")
             if isinstance(event, Commanded) and _is_wanted(event, since_ms, until_ms):
                 name = event.command or (event.job, event.partition, record.offset)
-                entry = entries.setdefault((name, event.verb), AuditEntry(event))
-                entry.done += not event.refused
-                entry.refused.update([event.refused] if event.refused else [])
+                entries.setdefault((name, event.verb), AuditEntry(event)).note(event)
         if len(entries) > 2 * MOST_COMMANDS:
             entries, more = dict(_newest(entries)), True
     newest = _newest(entries)

@@ -21,6 +21,7 @@ from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAp
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
+from retryapp.core.rows import is_stopped
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.decoding import Decoding, Searching, Show, undecoded
 from retryapp.lookup.records import (
@@ -287,12 +288,14 @@ class Answers:
         partition, offset = question.at()
         self.get_open_partition_or_404(partition, question)
         topic_id = question.topic_id or self.view.topic_id(info.main)
-        entry = self.view.pending_find(Origin(info.main, topic_id, partition, offset))
+        origin = Origin(info.main, topic_id, partition, offset)
+        entry = self.view.pending_find(origin)
         if entry is None:
             raise not_found(
                 "not-pending",
                 f"no record of {info.main} with partition {partition} and offset {offset} waits",
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
+                {"Where it is now": find_address(info, origin)},
             )
         item = self.view.partition(info.main, partition)
         holding = what_holds([] if item is None else [item])
@@ -304,7 +307,10 @@ class Answers:
                 unread = str(error)
         record = await self._show(question, partial(pending_detail, entry, unread=unread))
         mark_held_back(record, holding, self.now_ms())
-        return {"main": info.main, "policy": _policy(info), "record": record, "jobs": self._jobs(info.main, partition)}
+        name = record["failure_id"] if is_stopped(entry.value) else None
+        letter = None if name is None else self.view.dead_find(info.main, partition, name)
+        facts = {"main": info.main, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
+        return {**facts, "record": record, "letter": letter and letter_address(info.main, letter)}
 
     def _jobs(self, main: str, partition: int) -> list[str]:
         """Return the ids of the jobs that a partition remembers: those that have a page."""
@@ -347,7 +353,8 @@ class Answers:
         if known["reason"] == DeadReason.TOO_LARGE and origin:
             places.append((origin["topic"], origin["partition"], origin["offset"]))
         read_from = "{}[{}]@{}".format(*places[-1])
-        content: Facts = {**known, "read_from": read_from, "unread": None, "key": None, "value": None}
+        content: Facts = {**known, "read_from": read_from, "unread": None}
+        content |= dict.fromkeys(("headers", "retry_headers", "key", "value"))  # not known until it is read
         try:
             letter = record = await self.read_record(*places[0])
             if len(places) > 1 and letter is not None:
@@ -384,6 +391,11 @@ class Answers:
             PageError: 400 when it is no failure id of this handler.
         """
         info = self.get_handler_or_404(question.main)
+        wanted = question.query.get("id", "").strip()
+        for main in {each.main for each in self.view.handlers()} - {info.main}:
+            if wanted.startswith(f"{info.group}/{main}@"):  # it was given to the page of another handler
+                here = "&here=1" * bool(question.query.get("here"))
+                return f"{PAGES_PREFIX}/{quote(main, safe='')}/find?id={quote(wanted, safe='')}{here}"
         origin = origin_asked(info, question)
         same = failure_id(info.group, origin)
         base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
@@ -395,7 +407,7 @@ class Answers:
             return f"{base}/pending/{origin.partition}/{origin.offset}?topic_id={quote(origin.topic_id, safe='')}"
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None and is_open(dead.row.mark):
-            return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))
+            return letter_address(info.main, dead)
         return f"{base}/journey?id={quote(same, safe='')}"
 
     async def ready(self, question: Question) -> Facts:
@@ -454,14 +466,27 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
         hint = f"See {PAGES_PREFIX}/{quote(question.main, safe='')}/ for those that there are"
         raise not_found("no-such-partition", f"{question.main} has no partition {number}", hint)
     if info.state == ELSEWHERE:
-        url = None if question.routed else web_url(info.owner_url)
-        raise elsewhere(question.main, number, url + question.address(routed="1") if url else None)
+        url, routed = web_url(info.owner_url), question.routed
+        there = question.address() if routed else question.address(routed="1")
+        raise elsewhere(question.main, number, url + there if url else None, routed=routed)
     if info.state != OPEN:
         raise not_open(question.main, number, info.state, info.last_error)
 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
+
+
+def letter_address(main: str, letter: DeadEntry) -> str:
+    """Return the address of the page of a dead letter."""
+    topic = f"?letters={letter.letters}" if letter.letters else ""
+    return f"{PAGES_PREFIX}/{quote(main, safe='')}/dead/{letter.partition}/{letter.row.offset}{topic}"
+
+
+def find_address(info: HandlerInfo, origin: Origin) -> str:
+    """Return the address that leads to wherever a record is now."""
+    name = quote(failure_id(info.group, origin), safe="")
+    return f"{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={name}"
 
 
 def origin_asked(info: HandlerInfo, question: Question) -> Origin:

@@ -202,7 +202,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _SEEN},
     ),
     "/{main}/pending/{partition}/{offset}": (
-        _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str], jobs=list[str],
+        _model("PendingRecord", "One waiting record; letter: of one that has stopped its sequence, the address of its "
+               "dead letter.", _Page, main=str, policy=dict[str, str], jobs=list[str], letter=_Text,
                record=_model(
                    "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
                )),

@@ -22,8 +22,17 @@ class PageError(RetryAppError):
     """A request that has no page as its answer. Status and code are for programs, message and hint for people."""
 
     def __init__(
-        self, status: int, code: str, message: str, hint: str, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        hint: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        links: Mapping[str, str] | None = None,
     ) -> None:
+        """`links`: for people, where to go on: addresses by their texts."""
+        self.links = dict(links or {})
         self.status = status
         self.code = code
         self.message = message
@@ -40,12 +49,20 @@ def bad_parameter(name: str, value: str, expected: str) -> PageError:
     return PageError(400, "bad-parameter", f"parameter {name}={shown(value)} cannot be used", f"Expected {expected}")
 
 
-def not_found(code: str, message: str, hint: str) -> PageError:
-    return PageError(404, code, message, hint)
+def not_found(code: str, message: str, hint: str, links: Mapping[str, str] | None = None) -> PageError:
+    return PageError(404, code, message, hint, links=links)
 
 
-def elsewhere(main: str, partition: int, location: str | None) -> PageError:
-    """Return 307 to the worker that has a partition, or 409 where its address is not known."""
+def elsewhere(main: str, partition: int, location: str | None, *, routed: bool = False) -> PageError:
+    """Return 307 to the worker that has a partition, or 409 where its address is not known, or it was sent here."""
+    if routed and location is not None:
+        return PageError(
+            409,
+            "partition-elsewhere",
+            f"partition {partition} of {main} is on another worker by now: {location}",
+            "Ask there; if that one does not have it either, it is moving: ask again in a few seconds",
+            links={"The same page of the worker that has it": location},
+        )
     if location is None:
         return PageError(
             409,

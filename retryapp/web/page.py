@@ -128,10 +128,15 @@ class Page:
     def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
         if not is_browser(request):
             return self.respond(to_json(error.facts).encode(), JSON, error.status, error.headers)
+        main = request.match_info.get("main")
+        known = person.role >= Role.LOOK and any(info.main == main for info in self.answers.view.handlers())
         facts = {
             **self._frame(request, person),
             **error.facts,
             "status": f"{error.status} {HTTPStatus(error.status).phrase}",
+            "main": main if known else None,
+            "links": error.links,
+            "sent": request.method == "POST" and error.status == 400,
         }
         return self.respond(to_html("error.html", facts).encode(), HTML, error.status, error.headers)
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from retryapp.core.checks import first_problem
 from retryapp.core.classify import DeadReason
+from retryapp.core.errors import shown
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.lookup.instants import INSTANT, parse_instant
@@ -153,6 +154,9 @@ def question_of(
 def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     fields: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
     fields |= {"from_ms": _instant(given, "since", now_ms), "until_ms": _instant(given, "until", now_ms)}
+    since_ms, until_ms = fields["from_ms"], fields["until_ms"]
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise bad_parameter("until", given["until"], f"a time after since={shown(given['since'])}, or nothing fits")
     try:
         return LetterFilter(**fields)
     except ValidationError as error:

@@ -35,6 +35,7 @@
     side.dataset.time ??= side.textContent;
     side.textContent = `${side.dataset.time}, not live since: ${why}`;
     side.classList.add("bad");
+    side.role = "alert";
   };
   const look = async () => {
     try {
@@ -52,7 +53,7 @@
         }
       }
     } catch {
-      stay("no answer");
+      stay("no answer from this worker");
     }
     setTimeout(look, every);
   };

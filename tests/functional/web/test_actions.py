@@ -138,8 +138,12 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
     worker.waiting[0] = replace(entry, key=key, value=encode_row(row))
     worker.waiting.sort(key=lambda waiting: waiting.key)
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    worker.bury(999, replace(metadata, due_at_ms=None, tier=None, reason="exhausted"))
     async with opened(worker, LOCAL) as site:
         page = await site.page(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
+        assert f'<a href="{BASE}/dead/{place.partition}/999">Replay or discard its letter</a>' in page
+        assert "<h2>Value</h2>" in page
+        assert "empty, 0 bytes" not in page, "its row has no value, and its letter does"
         assert "has stopped its sequence" in page
         assert "It is dead (exhausted), and later records" in page
         shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]

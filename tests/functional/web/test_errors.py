@@ -7,12 +7,13 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from functional.web.server import Site, serving
+from functional.web.server import Outline, Site, ask, serving
 from functional.web.test_access import address_of
-from functional.web.worker import BASE, NOW_MS, FakeWorker, busy_worker
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.kafka import AccessDeniedError
+from retryapp.web.access import Operators, Role
 from retryapp.web.views import ROUTES
 
 ERRORS = [
@@ -34,6 +35,7 @@ ERRORS = [
     (f"{BASE}/find?id=other/shop.orders@kq8G0bTz/0/77", 400, "bad-parameter"),
     (f"{BASE}/pending?after=00", 400, "bad-parameter"),
     (f"{BASE}/dead?reason=zzz", 400, "bad-parameter"),
+    (f"{BASE}/dead?since=1h&until=2h", 400, "bad-parameter"),
     ("/retries/?format=xml", 400, "bad-parameter"),
     (f"{BASE}/pending?partition=4", 503, "partition-not-open"),
     (f"{BASE}/dead/4/1", 503, "partition-not-open"),
@@ -65,6 +67,31 @@ async def test_errors_have_one_shape(site: Site, path: str, status: int, code: s
     joined = path + ("&" if "?" in path else "?") + "format=json"
     if "format=xml" not in path:
         assert_shape((await site.get(joined, accept="text/html"))[2], code)
+
+
+async def test_an_error_leads_on(site: Site) -> None:
+    """A link of an hour ago: to the pages of the handler, to where the record is now, and to who has the partition."""
+    waits = Outline(await site.page(f"{BASE}/pending/0/77?topic_id=other"))
+    assert {f"{BASE}/", f"{BASE}/dead", f"{BASE}/find?id=billing%2Fshop.orders%40other%2F0%2F77"} <= {*waits.links}
+    moved = Outline(await site.page(f"{BASE}/dead/2/1?letters=a&routed=1"))
+    assert f"http://127.0.0.1:6067{BASE}/dead/2/1?letters=a" in moved.links
+    assert "is on another worker by now" in moved.text
+    assert f"{BASE}/" not in Outline(await site.page("/retries/nothing/dead")).links
+
+
+async def test_nobody_without_a_role_is_told_of_a_handler() -> None:
+    """Nor by where an error leads to."""
+    async with serving(busy_worker(), Operators(local=Role.NONE)) as url:
+        pages = [(await ask(url, f"/retries/{main}/dead", {"Accept": "text/html"}))[1] for main in (MAIN, "nothing")]
+    assert pages[0].count("<a ") == pages[1].count("<a ")
+
+
+async def test_a_failure_id_is_found_from_the_page_of_another_handler(site: Site) -> None:
+    """It was refused as none of this handler."""
+    status, headers, _ = await site.get(f"/retries/flights/find?id=%20{GROUP}/{MAIN}@kq8G0bTz/0/10001&here=1")
+    assert (status, headers["Location"]) == (303, f"{BASE}/find?id=billing%2Fshop.orders%40kq8G0bTz%2F0%2F10001&here=1")
+    status, headers, _ = await site.get(headers["Location"])
+    assert (status, headers["Location"]) == (303, f"{BASE}/pending/0/10001?topic_id=kq8G0bTz")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])

@@ -216,7 +216,7 @@ REFUSALS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "nobody any more": ({"status": 401, "body": "<main>401</main>"}, "the answer is 401"),
     "no role any more": ({"status": 403, "body": "<main>403</main>"}, "the answer is 403"),
     "an error of a proxy": ({"status": 503, "body": "<main>503</main>"}, "the answer is 503"),
-    "nothing": (None, "no answer"),
+    "nothing": (None, "no answer from this worker"),
 }
 
 
@@ -280,6 +280,20 @@ def test_a_live_page_keeps_what_is_chosen(served: Served) -> None:
         reload_live(page)
         assert page.locator("[name=reason]").input_value() == "crashed"
         assert page.evaluate("document.activeElement.name") == "cause"
+
+
+def test_enter_in_a_form_of_several_buttons_sends_nothing(served: Served) -> None:
+    """It retried now, or replayed, whatever the field was for; a button that has the focus sends."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        for path, label in ((f"{BASE}/pending/0/10001", "How long, for hold"), (f"{BASE}/dead/0/238", "Why, for the")):
+            page.goto(served.url + path)
+            page.evaluate("addEventListener('submit', event => { event.preventDefault(); document.title += ' sent' })")
+            page.get_by_label(label).first.fill("2h")
+            page.keyboard.press("Enter")
+            assert not page.title().endswith("sent")
+            page.get_by_role("button").first.press("Enter")
+            assert page.title().endswith("sent")
 
 
 def test_without_script_a_live_page_loads_itself_again(served: Served) -> None:

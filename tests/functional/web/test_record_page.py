@@ -185,6 +185,29 @@ async def test_a_record_that_was_deferred_has_not_failed(site: Site, worker: Fak
     assert ("dead since" in text) == dead
 
 
+async def test_a_letter_that_cannot_be_read_has_no_known_headers(site: Site, worker: FakeWorker) -> None:
+    """They are on the topic alone, and the page said that it has none; nor is it known when it failed first of all."""
+    worker.bury(700, dead_metadata(700, replays=1))
+    worker.silent = "broker kafka-1:9092 has not answered for 12 s"
+    record = (await site.facts(f"{BASE}/dead/0/700"))["record"]
+    assert (record["headers"], record["retry_headers"], record["failures"]) == (None, None, None)
+    text = words(await site.page(f"{BASE}/dead/0/700"))
+    assert "Headers of the record unknown Retry headers unknown" in text
+    assert "first failed" not in text
+
+
+@pytest.mark.parametrize(("mark", "said"), [("recovered", "was dead"), ("discarded", "is dead"), (None, "is dead")])
+async def test_a_letter_that_was_replayed_is_not_called_dead(
+    site: Site, worker: FakeWorker, mark: str | None, said: str
+) -> None:
+    """Its page leads to where the record is now."""
+    worker.bury(700, dead_metadata(700))
+    worker.letters[0][-1] = replace(worker.letters[0][-1], mark=mark)
+    page = await site.page(f"{BASE}/dead/0/700")
+    assert f"{MAIN}[0]@700 {said}" in words(page)
+    assert ("Where it is now" in page) == (said == "was dead")
+
+
 async def test_a_record_that_was_cancelled_did_not_fail_then(site: Site, worker: FakeWorker) -> None:
     """The list said so, of one that somebody had held for days, and its own page did in JSON."""
     worker.bury(700, cancelled(metadata(700), "", NOW_MS - 1_000))

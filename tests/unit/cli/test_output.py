@@ -18,7 +18,7 @@ from retryapp.cli.console import emit, emit_error
 from retryapp.cli.ledger import ledger_text
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
-from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.metadata import MAX_EPOCH_MS, HistoryEntry
 from retryapp.core.record import Record
 from retryapp.core.rows import SEQUENCE, decode_row, encode_row, key_of_row
 from retryapp.ledger import Ledger
@@ -91,6 +91,21 @@ def test_a_dead_letter_is_shown_in_words(capsys):
         "tries in place": "4",
         "no payload": "yes",
     }
+
+
+def test_attempts_of_a_replay_are_shown_as_such(capsys):
+    """Two of them had the same number, and the record had failed first in its replay."""
+    history = HistoryEntry(1, 1_000, "A"), HistoryEntry(2, 2_000, "A"), HistoryEntry(1, 9_000, "B")
+    metadata = replace(dead(7), history=history, replays=1, attempt=1, first_failed_ms=9_000, last_failed_ms=9_000)
+    headers = encode_metadata(metadata)
+    letter = Record("orders.dlq", 0, 5, 9_000, None, None, headers)
+    facts = {**dead_detail(dead_entry(letter), headers), **payloads(headers, None, None, undecoded)}
+    show_record(facts, None, raw=False, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("first failed       1970-01-01 00:00:01") for line in lines)
+    assert [line[19:].partition(" 1970")[0] for line in lines if line.endswith((" A", " B"))] == [
+        "attempt 1", "attempt 2", "replay 1, attempt 1",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -50,14 +50,16 @@ def test_the_commands_of_a_time_are_told_with_who_and_why_and_what_came_of_them(
     """One to many partitions once; events of records, and letters that a job has refused, are no commands."""
     held = Held(group="app", handler="h", failure_id=NAME, origin="o", at_ms=3_000)
     job: Any = {"verb": "job-pause", "failure_id": "", "job": "j1"}
+    none: Any = {**job, "refused": "no-job", "text": "no such job goes on here"}
     events += [
         command("early", 999),
         Record(TOPOLOGY.events, 0, 1, 1, held.key, held.to_json()),
         Record(TOPOLOGY.events, 0, 2, 1, b"k", b'{"kind":"command","v":9}'),
         Record(TOPOLOGY.events, 0, 3, 1, b"k", None),
         command("c1", 1_000, before="r0.a1.d5", after="r0.a1.d4"),
-        *(command("c2", 2_000 + number, number, **job) for number in (0, 1)),
-        command("c2", 2_002, 2, **job, refused="no-job"),
+        command("c2", 2_000, 2, **none),
+        *(command("c2", 2_001 + number, number, **job) for number in (0, 1)),
+        *(command("c3", 2_100, number, **none) for number in range(3)),
         command("", 2_500, 1, verb="replay", job="j1", refused="replayed"),
         *(command("", 2_600, number, **{**job, "verb": "job-end"}, text=f"{number} done") for number in (0, 1)),
         command("late", 4_000),
@@ -67,8 +69,11 @@ def test_the_commands_of_a_time_are_told_with_who_and_why_and_what_came_of_them(
     said = [(each["at_ms"], each["verb"], each["job"], each["done"], each["refused"]) for each in found.commands]
     assert said == [
         (2_600, "job-end", "j1", 1, {}), (2_600, "job-end", "j1", 1, {}),
-        (2_000, "job-pause", "j1", 2, {"no-job": 1}), (1_000, "retry-now", None, 1, {}),
+        (2_100, "job-pause", "j1", 0, {"no-job": 3}), (2_001, "job-pause", "j1", 2, {}),
+        (1_000, "retry-now", None, 1, {}),
     ]  # fmt: skip
+    texts = [each["text"] for each in found.commands if each["verb"] == "job-pause"]
+    assert texts == ["no such job goes on here", "due now"], "not of partitions that have no part of the job"
     whole = {"failure_id": NAME, "by": "ann", "why": "mended", "text": "due now", "before": "r0.a1.d5"}
     assert found.commands[-1] == found.commands[-1] | whole
     assert read_audit(CONNECTION, TOPOLOGY, 1_000, None, lambda: True).commands[0]["at_ms"] == 4_000
