@@ -16,10 +16,9 @@ the queue: that of a named circuit (a hash of its name) in a row that waits for 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.metadata import MAX_EPOCH_MS
@@ -47,8 +46,7 @@ _KEY: Final = struct.Struct(">QBQIQ")
 _DUE: Final = struct.Struct(">Q")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RowKey:
+class RowKey(NamedTuple):
     """A decoded row key; sorts as its bytes do."""
 
     due_at_ms: int

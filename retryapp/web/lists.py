@@ -213,7 +213,7 @@ def waiting_here(
     """List what waits in the partitions here by due time; `search` decodes values in which a field is looked for."""
     rows, scanned, after = list[Row](), 0, question.after
     wanted = None if question.wanted == LetterFilter() else question.wanted
-    holding, size = what_holds(infos), question.limit + 1
+    holding, most = what_holds(infos), (question.limit if wanted is None else SCAN_ROWS) + 1
     until_s = None if wanted is None else time.monotonic() + READ_S
 
     def listing(upto: bytes | None) -> Listing[Row]:
@@ -222,19 +222,16 @@ def waiting_here(
         knows_reason = is_known(question.wanted.reason)
         return Listing(upto=None if upto is None else upto.hex(), knows_reason=knows_reason, **facts)
 
-    while True:
-        entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
-        for entry in entries:
-            late = scanned and until_s is not None and time.monotonic() > until_s
-            if len(rows) == question.limit or scanned == SCAN_ROWS or late:
-                return listing(after)
-            scanned += 1
-            after = entry.key
-            if wanted is None or fits_row(wanted, entry.value, search):
-                facts = partial(_waiting_facts, entry, holding, now_ms)
-                rows.append(Row(due_order(after), entry.partition, facts))
-        if len(entries) < size:
-            return listing(None)
+    for entry in view.pending_page(question.main, after=after, limit=most, partition=question.partition):
+        late = scanned and until_s is not None and time.monotonic() > until_s
+        if len(rows) == question.limit or scanned == SCAN_ROWS or late:
+            return listing(after)
+        scanned += 1
+        after = entry.key
+        if wanted is None or fits_row(wanted, entry.value, search):
+            facts = partial(_waiting_facts, entry, holding, now_ms)
+            rows.append(Row(due_order(after), entry.partition, facts))
+    return listing(None)
 
 
 def _waiting_facts(entry: PendingEntry, holding: Holding, now_ms: int) -> Facts:
