@@ -76,7 +76,7 @@ class CauseTrends:
     before: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class CircuitInfo:
     """A circuit of a partition."""
 
@@ -88,7 +88,7 @@ class CircuitInfo:
     """As many of its retries run as may at once (`max_concurrent`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class PartitionInfo:
     """One partition of a handler as this worker sees it."""
 

@@ -40,7 +40,7 @@ from retryapp.web.attention import needs_action
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import OPEN, other_owners, partition_facts, web_url
+from retryapp.web.figures import OPEN, other_owners, partition_facts, partition_part, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, Row, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
@@ -111,7 +111,8 @@ class Answers:
         infos = list(self.view.handlers())
         heres = [self.view.partitions(info.main) for info in infos]
         mains = [info.main for info in infos]
-        groups = await asyncio.gather(*map(self.everywhere, mains, heres))  # one deadline for all
+        wholes = [self.everywhere(main, here, causes=True) for main, here in zip(mains, heres, strict=True)]
+        groups = await asyncio.gather(*wholes)  # one deadline for all
         now_ms, url, ready = self.now_ms(), self.view.url(), self.view.ready()
 
         def facts() -> Facts:
@@ -137,7 +138,7 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
         due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
-        group, due_facts = await asyncio.gather(self.everywhere(info.main, infos), due)
+        group, due_facts = await asyncio.gather(self.everywhere(info.main, infos, causes=True), due)
 
         def facts() -> Facts:
             return {
@@ -155,13 +156,14 @@ class Answers:
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
-    async def everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
+    async def everywhere(self, main: str, infos: Sequence[PartitionInfo], *, causes: bool = False) -> Group:
+        """Return what all workers have of a handler; its `causes`, hundreds in each partition, for who shows them."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
 
         def together() -> Group:
-            return group_of(main, infos, answers, now_ms, self._causes(main), *ours)
+            return group_of(main, infos, answers, now_ms, self._causes(main) if causes else None, *ours)
 
         return await compute(together)
 
@@ -191,7 +193,7 @@ class Answers:
         """Return what this worker has of a handler, in a thread: there may be hundreds of partitions and causes."""
         dead, waiting = self._causes(main)
         return {
-            "partitions": [asdict(item) for item in infos if item.state != ELSEWHERE],
+            "partitions": [partition_part(item) for item in infos if item.state != ELSEWHERE],
             "causes": spread(dead),
             "waiting": spread(waiting),
             "activity": activity and asdict(activity),
@@ -265,7 +267,8 @@ class Answers:
         self, question: Question, infos: Sequence[PartitionInfo], name: str
     ) -> tuple[int | None, int | None, Facts | None]:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
-        group, cause = await self.everywhere(question.main, infos), question.wanted.cause
+        cause = question.wanted.cause
+        group = await self.everywhere(question.main, infos, causes=cause is not None)
         chosen = chosen_of(group.partitions, question)
         is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
         numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]
