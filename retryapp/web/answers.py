@@ -42,7 +42,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import OPEN, other_owners, partition_facts, partition_part, web_url
 from retryapp.web.group import Causes, Group, group_of
-from retryapp.web.lists import Listing, Row, chosen_of, dead_here, merged_facts, waiting_here
+from retryapp.web.lists import Listing, Row, chosen_of, dead_here, may_lack, merged_facts, share_of, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns, compute
@@ -251,16 +251,25 @@ class Answers:
         return await asyncio.get_running_loop().run_in_executor(_decodings, detail, shows)
 
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
-        """Merge what all workers list, and say what is left out."""
+        """Merge what all workers list, and say what is left out.
+
+        Others list their share of the page: a whole one of each took most of the time. Who has more is asked again.
+        """
         chosen = chosen_of(infos, question)
-        asked = self.peers.read(chosen, question.main, question.list_address(kind))
+        share = share_of(question, chosen)
+        asked = self.peers.read(chosen, question.main, question.list_address(kind, share))
         answers, ours = await asyncio.gather(asked, own(question, chosen))
+        facts = await compute(merged_facts, question, chosen, kind, {"": ours, **answers})
+        if may_lack(facts, question, share):
+            again = await self.peers.read(chosen, question.main, question.list_address(kind, question.limit))
+            answers = {url: again[url] or body for url, body in answers.items()}
+            facts = await compute(merged_facts, question, chosen, kind, {"": ours, **answers})
         return {
             "main": question.main,
             "partition": question.partition,
             "limit": question.limit,
             "partitions": [item.partition for item in infos],
-            **await compute(merged_facts, question, chosen, kind, {"": ours, **answers}),
+            **facts,
         }
 
     async def _totals(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -53,6 +54,8 @@ READ_SPAN: Final = 5_000
 READ_S: Final = 0.3
 """After this time no more records are read, decoded or looked into for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
+_MORE_ROWS: Final = 10
+"""Of a small page the shares differ more."""
 
 _Text = str | None
 _Letter = tuple[Place, DeadEntry]
@@ -164,6 +167,23 @@ def merge(listings: Sequence[Listing[Row]], limit: int, *, newest: bool) -> tupl
 def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[PartitionInfo]:
     """Return the partition that a list is asked of, or all."""
     return [item for item in infos if question.partition in (None, item.partition)]
+
+
+def share_of(question: Question, chosen: Sequence[PartitionInfo]) -> int:
+    """Return how many records another worker lists for a page: its share by partitions, and some more.
+
+    What is searched may be anywhere.
+    """
+    if question.wanted != LetterFilter():
+        return question.limit
+    most = max(Counter(owner for each in chosen if (owner := owner_of(each))).values(), default=0)
+    return min(question.limit, question.limit * most * 5 // (4 * max(1, len(chosen))) + _MORE_ROWS)
+
+
+def may_lack(facts: Facts, question: Question, share: int) -> bool:
+    """Tell whether a page ended early because a worker has more than its share of it."""
+    is_short = facts["next"] is not None and len(facts["records"]) < question.limit
+    return is_short and share < question.limit and facts["scanned"] < SCAN_ROWS
 
 
 def merged_facts(
