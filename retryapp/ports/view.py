@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from retryapp.core.dead_index import IndexedLetter
+from retryapp.core.values import keyword_value_type
 
 PAGES_PREFIX: Final = "/retries"
 ELSEWHERE: Final = "elsewhere"
@@ -75,7 +76,7 @@ class CauseTrends:
     before: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class CircuitInfo:
     """A circuit of a partition."""
 
@@ -87,7 +88,7 @@ class CircuitInfo:
     """As many of its retries run as may at once (`max_concurrent`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class PartitionInfo:
     """One partition of a handler as this worker sees it."""
 
@@ -159,7 +160,7 @@ class PartitionLag:
     """Unread records are older than half of what the main topic's retention keeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class PendingEntry:
     """A waiting record: a key of `core.row_keys`, a row of `core.rows`."""
 
@@ -170,7 +171,7 @@ class PendingEntry:
     """As the handler's policy has it now; None: without end, or unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class DeadEntry:
     """A dead letter of a look-up table."""
 

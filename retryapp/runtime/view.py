@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -50,7 +50,8 @@ from retryapp.runtime.observe.observers import CombinedObserver
 from retryapp.runtime.observe.trends import CauseWatch
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
-_LEAST_CHUNK: Final = 4
+_LEAST_CHUNK, _MOST_CHUNK = 4, 50
+"""Rows of a partition that are read at once for a page."""
 _AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
 _IDLE: Final = str(LaneState.IDLE)
 
@@ -115,17 +116,17 @@ class RuntimeView:
 
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
-    ) -> Sequence[PendingEntry]:
-        """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
+    ) -> Iterable[PendingEntry]:
+        """Yield waiting records by due time over all partitions owned here, with keys greater than `after`."""
         here = [
             (number, placed)
             for number, placed in self._here(main).items()
             if partition in {None, number} and placed.lane.state is LaneState.OPEN
         ]
-        chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
+        chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))), _MOST_CHUNK)
         most = self._max_attempts(main)
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
-        return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
+        return islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit)
 
     def topic_id(self, main: str) -> str:
         """Return the id of a main topic: what waits or is dead may be of a former one of its name."""

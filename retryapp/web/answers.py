@@ -41,9 +41,9 @@ from retryapp.web.attention import needs_action
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import OPEN, other_owners, partition_facts, web_url
+from retryapp.web.figures import OPEN, other_owners, partition_facts, partition_part, web_url
 from retryapp.web.group import Causes, Group, group_of
-from retryapp.web.lists import Listing, Row, chosen_of, dead_here, merged_facts, waiting_here
+from retryapp.web.lists import Listing, Row, chosen_of, dead_here, may_lack, merged_facts, share_of, waiting_here
 from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns, compute
@@ -112,7 +112,8 @@ class Answers:
         infos = list(self.view.handlers())
         heres = [self.view.partitions(info.main) for info in infos]
         mains = [info.main for info in infos]
-        groups = await asyncio.gather(*map(self.everywhere, mains, heres))  # one deadline for all
+        wholes = [self.everywhere(main, here, causes=True) for main, here in zip(mains, heres, strict=True)]
+        groups = await asyncio.gather(*wholes)  # one deadline for all
         now_ms, url, ready = self.now_ms(), self.view.url(), self.view.ready()
 
         def facts() -> Facts:
@@ -138,7 +139,7 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
         due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
-        group, due_facts = await asyncio.gather(self.everywhere(info.main, infos), due)
+        group, due_facts = await asyncio.gather(self.everywhere(info.main, infos, causes=True), due)
 
         def facts() -> Facts:
             return {
@@ -156,13 +157,14 @@ class Answers:
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
-    async def everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
+    async def everywhere(self, main: str, infos: Sequence[PartitionInfo], *, causes: bool = False) -> Group:
+        """Return what all workers have of a handler; its `causes`, hundreds in each partition, for who shows them."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
 
         def together() -> Group:
-            return group_of(main, infos, answers, now_ms, self._causes(main), *ours)
+            return group_of(main, infos, answers, now_ms, self._causes(main) if causes else None, *ours)
 
         return await compute(together)
 
@@ -192,7 +194,7 @@ class Answers:
         """Return what this worker has of a handler, in a thread: there may be hundreds of partitions and causes."""
         dead, waiting = self._causes(main)
         return {
-            "partitions": [asdict(item) for item in infos if item.state != ELSEWHERE],
+            "partitions": [partition_part(item) for item in infos if item.state != ELSEWHERE],
             "causes": spread(dead),
             "waiting": spread(waiting),
             "activity": activity and asdict(activity),
@@ -250,23 +252,33 @@ class Answers:
         return await asyncio.get_running_loop().run_in_executor(_decodings, detail, shows)
 
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
-        """Merge what all workers list, and say what is left out."""
+        """Merge what all workers list, and say what is left out.
+
+        Others list their share of the page: a whole one of each took most of the time. Who has more is asked again.
+        """
         chosen = chosen_of(infos, question)
-        asked = self.peers.read(chosen, question.main, question.list_address(kind))
+        share = share_of(question, chosen)
+        asked = self.peers.read(chosen, question.main, question.list_address(kind, share))
         answers, ours = await asyncio.gather(asked, own(question, chosen))
+        facts = await compute(merged_facts, question, chosen, kind, {"": ours, **answers})
+        if may_lack(facts, question, share):
+            again = await self.peers.read(chosen, question.main, question.list_address(kind, question.limit))
+            answers = {url: again[url] or body for url, body in answers.items()}
+            facts = await compute(merged_facts, question, chosen, kind, {"": ours, **answers})
         return {
             "main": question.main,
             "partition": question.partition,
             "limit": question.limit,
             "partitions": [item.partition for item in infos],
-            **await compute(merged_facts, question, chosen, kind, {"": ours, **answers}),
+            **facts,
         }
 
     async def _totals(
         self, question: Question, infos: Sequence[PartitionInfo], name: str
     ) -> tuple[int | None, int | None, Facts | None]:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
-        group, cause = await self.everywhere(question.main, infos), question.wanted.cause
+        cause = question.wanted.cause
+        group = await self.everywhere(question.main, infos, causes=cause is not None)
         chosen = chosen_of(group.partitions, question)
         is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
         numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]

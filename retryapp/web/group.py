@@ -51,13 +51,15 @@ def group_of(
     infos: Sequence[PartitionInfo],
     answers: Mapping[str, Answer],
     now_ms: int,
-    causes: tuple[Causes, Causes],
+    causes: tuple[Causes, Causes] | None,
     job_parts: Mapping[int, Sequence[Part]],
     activity: Activity | None,
     trends: CauseTrends | None,
 ) -> Group:
-    """Put together what other workers have answered, and what this one has: `causes` of letters and of what waits."""
-    dead, waiting = causes
+    """Put together what other workers have answered, and what this one has.
+
+    `causes`: of letters, and of what waits; None: there are none in what is returned.
+    """
     theirs = {url: answer.part.handlers.get(main, HandlerPart()) for url, answer in answers.items()}
     recent = {url: part for url, part in theirs.items() if not answers[url].is_old(now_ms)}
     others = other_owners(infos)
@@ -67,8 +69,8 @@ def group_of(
     return Group(
         partitions=_merged(infos, answers, theirs, now_ms),
         silent=sorted(others - recent.keys()),
-        causes=causes_of(infos, dead, {url: part.causes for url, part in theirs.items()}),
-        waiting=causes_of(infos, waiting, {url: part.waiting for url, part in theirs.items()}),
+        causes=causes_of(infos, causes[0], {url: part.causes for url, part in theirs.items()}) if causes else [],
+        waiting=causes_of(infos, causes[1], {url: part.waiting for url, part in theirs.items()}) if causes else [],
         parts=[(number, part) for number, some in sorted(parts.items()) for part in some],
         rates=rates_of(
             [activity, *(recent[url].activity if url in recent else None for url in others)],

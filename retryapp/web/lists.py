@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -53,6 +54,8 @@ READ_SPAN: Final = 5_000
 READ_S: Final = 0.3
 """After this time no more records are read, decoded or looked into for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
+_MORE_ROWS: Final = 10
+"""Of a small page the shares differ more."""
 
 _Text = str | None
 _Letter = tuple[Place, DeadEntry]
@@ -167,6 +170,23 @@ def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[Partit
     return [item for item in infos if question.partition in (None, item.partition)]
 
 
+def share_of(question: Question, chosen: Sequence[PartitionInfo]) -> int:
+    """Return how many records another worker lists for a page: its share by partitions, and some more.
+
+    What is searched may be anywhere.
+    """
+    if question.wanted != LetterFilter():
+        return question.limit
+    most = max(Counter(owner for each in chosen if (owner := owner_of(each))).values(), default=0)
+    return min(question.limit, question.limit * most * 5 // (4 * max(1, len(chosen))) + _MORE_ROWS)
+
+
+def may_lack(facts: Facts, question: Question, share: int) -> bool:
+    """Tell whether a page ended early because a worker has more than its share of it."""
+    is_short = facts["next"] is not None and len(facts["records"]) < question.limit
+    return is_short and share < question.limit and facts["scanned"] < SCAN_ROWS
+
+
 def merged_facts(
     question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing[Row] | bytes | None]
 ) -> Facts:
@@ -214,7 +234,7 @@ def waiting_here(
     """List what waits in the partitions here by due time; `search` decodes values in which a field is looked for."""
     rows, scanned, after = list[Row](), 0, question.after
     wanted = None if question.wanted == LetterFilter() else question.wanted
-    holding, size = what_holds(infos), question.limit + 1
+    holding, most = what_holds(infos), (question.limit if wanted is None else SCAN_ROWS) + 1
     until_s = None if wanted is None else time.monotonic() + READ_S
 
     def listing(upto: bytes | None) -> Listing[Row]:
@@ -223,19 +243,16 @@ def waiting_here(
         knows_reason = is_known(question.wanted.reason)
         return Listing(upto=None if upto is None else upto.hex(), knows_reason=knows_reason, **facts)
 
-    while True:
-        entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
-        for entry in entries:
-            late = scanned and until_s is not None and time.monotonic() > until_s
-            if len(rows) == question.limit or scanned == SCAN_ROWS or late:
-                return listing(after)
-            scanned += 1
-            after = entry.key
-            if wanted is None or fits_row(wanted, entry.value, search):
-                facts = partial(_waiting_facts, entry, holding, now_ms)
-                rows.append(Row(due_order(after), entry.partition, facts))
-        if len(entries) < size:
-            return listing(None)
+    for entry in view.pending_page(question.main, after=after, limit=most, partition=question.partition):
+        late = scanned and until_s is not None and time.monotonic() > until_s
+        if len(rows) == question.limit or scanned == SCAN_ROWS or late:
+            return listing(after)
+        scanned += 1
+        after = entry.key
+        if wanted is None or fits_row(wanted, entry.value, search):
+            facts = partial(_waiting_facts, entry, holding, now_ms)
+            rows.append(Row(due_order(after), entry.partition, facts))
+    return listing(None)
 
 
 def _waiting_facts(entry: PendingEntry, holding: Holding, now_ms: int) -> Facts:

@@ -90,10 +90,10 @@ class Question:
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
 
-    def list_address(self, path: str) -> str:
+    def list_address(self, path: str, limit: int) -> str:
         """Return the address of a list of another worker: with what this one is of, and nothing else of the request."""
         asked = {name: value for name, value in self.query.items() if name in _OF_LISTS}
-        return replace(self, query=asked).address(path)
+        return replace(self, query=asked).address(path, limit=str(limit))
 
     @property
     def is_narrow(self) -> bool:

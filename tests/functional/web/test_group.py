@@ -6,11 +6,11 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from aiohttp import web
@@ -300,7 +300,7 @@ async def test_a_worker_that_is_asked_asks_nobody() -> None:
         assert asked == []
 
 
-def dead_and_waiting(numbers: range, number: int) -> FakeWorker:
+def dead_and_waiting(numbers: Iterable[int], number: int) -> FakeWorker:
     """Return a worker with one partition, with letters and waiting records in turn with those of another."""
     worker = FakeWorker(infos=[handler(partitions=2)])
     for offset in numbers:
@@ -358,6 +358,35 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
                 assert await walk(url, f"{BASE}/{path}&format=json&limit={limit}") == expected, path
         if scan > limit:
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs", "limits"),
+    [
+        ("pending", range(1, 200, 2), ["72"]),
+        ("pending", range(100), ["72", "100"]),
+        ("dead", range(1, 200, 2), ["72"]),
+        ("dead", range(100, 200), ["72", "100"]),
+    ],
+)
+async def test_a_worker_lists_its_share_of_a_page_and_is_asked_again_if_it_has_more(
+    monkeypatch: pytest.MonkeyPatch, kind: str, theirs: range, limits: list[str]
+) -> None:
+    """Each listed a whole page: with ten workers, nine tenths of their work were thrown away."""
+    left, right = dead_and_waiting(sorted({*range(200)} - {*theirs}), 0), dead_and_waiting(theirs, 1)
+    asked, get = list[str](), peers.Peers._get
+
+    async def noted(self: peers.Peers, url: str, path: str) -> bytes | None:
+        asked.extend(parse_qs(urlsplit(path).query).get("limit", []))
+        return await get(self, url, path)
+
+    monkeypatch.setattr(peers.Peers, "_get", noted)
+    async with pair(left, partition(0, pending=100), right, partition(1, pending=100)) as (one, _):
+        listed = await facts(one, f"{BASE}/{kind}?limit=100")
+    wanted = [*range(100)] if kind == "pending" else [*range(199, 99, -1)]
+    name = "origin_offset" if kind == "pending" else "offset"
+    assert ([each[name] for each in listed["records"]], listed["partitions_left_out"]) == (wanted, [])
+    assert asked == limits
 
 
 async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait_for() -> None:

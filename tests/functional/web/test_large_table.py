@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from retryapp.core.jobs import LetterFilter
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, row_key
 from retryapp.core.rows import PendingRow, encode_row
@@ -27,6 +28,8 @@ from retryapp.runtime.stores.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import RecordingObserver, VirtualClock
 from retryapp.web.due import MOST, DueCounts
+from retryapp.web.lists import SCAN_ROWS, waiting_here
+from retryapp.web.query import Question
 
 NOW_MS = 1_760_000_000_000
 ROWS = 20_000
@@ -127,10 +130,18 @@ def test_a_page_reads_its_own_rows_and_a_few_of_each_partition(
     view: RuntimeView, rows_read: list[int], after: bytes | None
 ) -> None:
     """From the beginning as from the middle: the cost is that of the page."""
-    page = view.pending_page("orders", after=after, limit=50)
+    page = list(view.pending_page("orders", after=after, limit=50))
     assert [entry.key for entry in page] == sorted(entry.key for entry in page)
     assert len(page) == 50
     assert rows_read[0] <= 50 * 2 + 8 * PARTITIONS
+
+
+def test_a_search_reads_the_rows_that_it_looks_at_once(view: RuntimeView, rows_read: list[int]) -> None:
+    """It read twice as many, and looked for its place in each partition after every page."""
+    question = Question(main="orders", wanted=LetterFilter(key="another"))
+    listing = waiting_here(view, view.partitions("orders"), question, NOW_MS, None)
+    assert (listing.scanned, listing.lines) == (SCAN_ROWS, [])
+    assert rows_read[0] <= SCAN_ROWS + 60 * PARTITIONS
 
 
 async def test_numbers_are_remembered_a_few_at_a_time(view: RuntimeView, monkeypatch: pytest.MonkeyPatch) -> None:

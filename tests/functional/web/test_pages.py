@@ -253,6 +253,20 @@ async def test_a_list_names_the_partitions_that_it_leaves_out(
 
 
 @pytest.mark.parametrize(
+    ("page", "shown"),
+    [("", True), ("pending?cause=c1-3f9ca81b02", True), ("pending", False), ("dead", False), ("jobs", False)],
+)
+async def test_causes_are_put_together_for_who_shows_them(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, page: str, shown: bool
+) -> None:
+    """Each partition may have hundreds of them."""
+    asked, causes = list[str](), worker.waiting_causes
+    monkeypatch.setattr(worker, "waiting_causes", lambda main: asked.append(main) or causes(main))
+    await site.facts(f"{BASE}/{page}")
+    assert asked == [MAIN] * shown
+
+
+@pytest.mark.parametrize(
     ("path", "module", "work"),
     [
         ("/retries/", group, "causes_of"),

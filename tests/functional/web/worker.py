@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -144,7 +144,7 @@ class FakeWorker(RuntimeView):
     @override
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
-    ) -> Sequence[PendingEntry]:
+    ) -> Iterable[PendingEntry]:
         rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: due_order(entry.key))
         rows = [row for row in rows if partition in (None, row.partition)]
         rows = [row for row in rows if after is None or due_order(row.key) > due_order(after)]

@@ -106,7 +106,7 @@ def test_what_waits_is_listed_by_due_time_over_partitions_and_circuits(runtime: 
     view = RuntimeView(runtime)
     for limit in (1, 3, 50):
         found, after = list[int](), None
-        while page := view.pending_page("orders", after=after, limit=limit):
+        while page := list(view.pending_page("orders", after=after, limit=limit)):
             found += [parse_row_key(entry.key).due_at_ms for entry in page]
             after = page[-1].key
         assert found == [*range(1_000, 1_012)]

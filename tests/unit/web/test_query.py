@@ -79,7 +79,7 @@ def test_of_a_parameter_that_is_sent_twice_one_counts_everywhere() -> None:
     twice = MultiDict([("key", "k1"), ("limit", "7"), ("key", ""), ("limit", "8")])
     question = question_of(twice)
     assert (question.wanted.key, question.limit) == ("k1", 8)
-    assert question.list_address("dead") == "dead?key=k1&limit=8"
+    assert question.list_address("dead", 8) == "dead?key=k1&limit=8"
 
 
 @pytest.mark.parametrize("text", ["0", "no", "false", "true", "11"])
