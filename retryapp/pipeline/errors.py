@@ -198,16 +198,14 @@ def _is_of_spark(error: ConnectionError) -> bool:
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:
-    text = str(error)
+    text = f"{error}\n{_causes(error)}"
     is_answer = "java_exception" in vars(error) or "Trace:" in text  # of errors in Java: py4j has its own, too
     if isinstance(error, ConnectionError) or (type(error).__module__ == "py4j.protocol" and not is_answer):
         return JobFailedError(job, "Spark's Java process has ended", _JAVA_ENDED)
     if re.search(_OTHER_RUN, text):
         return OtherRunError(job, innermost(text))
-    advice = _advice(text)
-    if advice is None and (advice := _advice(causes := _causes(error))) is not None:
-        text = causes
-    return JobFailedError(job, innermost(text), advice or _OTHERWISE)
+    advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), _OTHERWISE)
+    return JobFailedError(job, innermost(text), advice)
 
 
 def problem_of(error: Exception) -> str:
@@ -217,10 +215,6 @@ def problem_of(error: Exception) -> str:
         java = java.getCause()
     told = str(error) if java is None else str(java.getMessage() or java.toString()).splitlines()[0]
     return innermost(_causes(error) or told)
-
-
-def _advice(text: str) -> str | None:
-    return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), None)
 
 
 def _causes(error: Exception) -> str:

@@ -49,11 +49,6 @@ class Lake:
         """Its identity, which does not tell its salt."""
         return hashlib.sha256(f"lake {self.salt}".encode()).hexdigest()[:16]
 
-    @property
-    def made_mark(self) -> str:
-        """Return the URI of a file that is there once the table of records was made."""
-        return f"{self.uri}/records.json"
-
 
 def lake_uri(text: str) -> str:
     """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path."""

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from retryapp.pipeline.errors import NewerLakeError, TableReplacedError
 from retryapp.pipeline.sources import Life
-from retryapp.pipeline.tables import RECORDS_TABLE, Tables
+from retryapp.pipeline.tables import MADE_MARK, RECORDS_TABLE, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,8 +63,9 @@ class State:
 def read_state(tables: Tables) -> State:
     """Return how far the archive has come."""
     if not tables.exists():
-        if tables.files.exists(tables.lake.made_mark):  # an empty one in its place would hide what was lost
-            raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is gone", tables.lake.made_mark)
+        mark = tables.lake.table(MADE_MARK)
+        if tables.files.exists(mark):  # an empty one in its place would hide what was lost
+            raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is gone", mark)
         return State()
     head = upto = None
     for commit in tables.commits():

@@ -18,6 +18,7 @@ from retryapp.pipeline.lake import Lake, literal
 from retryapp.pipeline.schemas import RECORDS
 
 RECORDS_TABLE: Final = "records"
+MADE_MARK: Final = "records.json"  # file that is there once that table was made
 ERASURES_TABLE: Final = "erasures"
 DERIVED: Final = "derived"  # folder of everything that is made of `records` and can be made again
 
@@ -41,7 +42,7 @@ class Tables:
         """Add rows in one commit. The first one makes the table; one of a former version gets the columns it lacks."""
         writer = rows.write.format("delta").mode("append").partitionBy("date")
         writer.options(mergeSchema="true", **_PROPERTIES, **options).save(self.lake.table(RECORDS_TABLE))
-        self.files.create(self.lake.made_mark, "{}")
+        self.files.create(self.lake.table(MADE_MARK), "{}")
 
     def join_small_files(self) -> None:
         """Rewrite the small files of each day as one.

@@ -196,11 +196,11 @@ def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_arc
             job.archive.failed(offset, 1, partition=partition)
         for (first, end), counts in zip(((0, 2), (2, 5), (5, 9))[:minutes], counted, strict=False):
             job.archive.counted(first, end, partition=partition, **counts)
-    found = job.analyse(None, None, None)
+    found = job.analyse(None, None, None, 6)
     assert (found.journeys, found.is_sound) == (18, True)
     report = job.collect()
     cuts = {row["partition"]: (row["cut_offset"], row["uncounted"]) for row in report["ledger"]}
-    assert cuts == {0: (9, 0), 1: (6, 1), 2: (6, 6)}
+    assert cuts == {0: (9, 0), 1: (6, 1), 2: (6, 6), 3: (6, 0)}, "the last one is known"
     (told,) = [verdict for verdict in found.verdicts if verdict.failures]
     names = tuple(f"{GROUP} {MAIN} {partition}" for partition in range(3))
     assert (told.name, tuple(sorted(told.examples))) == ("ledger: the group's offsets are known", names)
@@ -275,25 +275,26 @@ def test_tables_of_the_run_before_stay_for_their_readers(job: Analysts) -> None:
 
 
 def test_a_window_is_of_its_time_and_the_totals_of_all(job: Analysts) -> None:
-    """What is compared is as long as the window, and more only where the archive has all of it."""
+    """What is compared is as long as the window, and more only where the archive has all of it.
+
+    What only failed before it is there, with 0 since; what failed before that is not.
+    """
     day_ms = 86_400_000
-    for offset in range(12):
-        old_ms = NOON_MS - 10 * day_ms
-        job.archive.failed(offset, 1, fingerprint="old", started_ms=old_ms, arrived_ms=old_ms)
-    job.archive.failed(12, 1, fingerprint="old", started_ms=NOON_MS - 7 * day_ms + 60_000)
-    for offset in range(13, 24):
-        job.archive.failed(offset, 1, fingerprint="fresh", started_ms=NOON_MS - 500)
+    days = {"older": [15], "old": [10] * 12 + [7 - 1e-3], "quiet": [10], "fresh": [0.00001] * 11}
+    for offset, (cause, age) in enumerate((cause, age) for cause, ages in days.items() for age in ages):
+        at_ms = NOON_MS - int(age * day_ms)
+        job.archive.failed(offset, 1, fingerprint=cause, started_ms=at_ms, arrived_ms=at_ms)
     job.analyse(50)
 
     def seen(rows: list[dict[str, Any]]) -> dict[str, tuple[int, str | None]]:
         return {row["fingerprint"]: (row["failures"], row["change"]) for row in rows}
 
     report = job.collect(since_ms=NOON_MS - 7 * day_ms)
-    assert seen(report["causes"]) == {"old": (1, "fewer"), "fresh": (11, "new")}
-    assert report["headline"] == "24 records failed: 0 recovered, 24 waiting, 0 dead"
+    assert seen(report["causes"]) == {"old": (1, "fewer"), "quiet": (0, "gone"), "fresh": (11, "new")}
+    assert report["headline"] == "26 records failed: 0 recovered, 26 waiting, 0 dead"
     windows = (causes_of(job.lake, job.result, now_ms=NOON_MS, since_ms=NOON_MS - ms) for ms in (100 * day_ms, 100))
     long, short = map(seen, windows)
-    assert long == {"old": (13, None), "fresh": (11, None)}
+    assert long == {"older": (1, None), "old": (13, None), "quiet": (1, None), "fresh": (11, None)}
     assert short["fresh"] == (11, "new"), "a window of less than an interval has its interval"
 
 

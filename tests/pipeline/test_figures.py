@@ -98,25 +98,6 @@ def test_causes_their_course_and_keys_that_fail_again(archive: Archive) -> Story
     assert firsts == {None: 6, "f1": 2, "f2": 1, "others": 1}
 
 
-@story(20)
-def test_a_window_is_compared_with_the_one_before(archive: Archive) -> Story:
-    """What only failed before it is there, with 0 since; first seen is of all times."""
-    mixed(archive)
-    tables = yield
-    names = ("fingerprint", "failures", "records", "before", "first_seen_ms")
-    since_ms, until_ms = NOON_MS + MINUTE_MS // 2, NOON_MS + 2 * MINUTE_MS
-    found = causes.causes(tables.rollup, since_ms=since_ms, until_ms=until_ms)
-    assert told(sorted(found, key=lambda row: row["fingerprint"]), *names) == [
-        ("f1", 2, 2, 1, NOON_MS + 100),
-        ("f2", 0, 0, 1, NOON_MS + 100),
-        ("f3", 0, 0, 1, NOON_MS + 100),
-    ]
-    later_ms = NOON_MS + 10 * MINUTE_MS
-    assert causes.causes(tables.rollup, since_ms=later_ms, until_ms=later_ms + MINUTE_MS) == []
-    gone = causes.causes(tables.rollup, since_ms=later_ms, until_ms=later_ms + 10 * MINUTE_MS)
-    assert sorted(told(gone, "failures", "before")) == [(0, 1), (0, 1), (0, 3)], "nothing failed since"
-
-
 @pytest.mark.timeout(20)
 def test_a_policy_without_an_end_takes_no_hours() -> None:
     """One record may be tried thousands of times."""

@@ -150,7 +150,7 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
 
     It does so when a group was away for a week. How far it had come is said by its workers' counts, which are kept for
     a week, and by the last record that failed: a worker that was killed has not counted its last minute. Of a topic
-    that was deleted and made again it has no offset either until a worker commits one: then these are of the former.
+    that was deleted and made again Kafka has none either until a worker commits one: counts may be of the former one.
     """
     rows = [row for each in taken for row in each.rows]
     if all(row[-1] is not None for row in rows):
@@ -159,14 +159,13 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
     places = readings.groupBy("group", "main", "said.topic_id", "said.partition")  # of counts the topic is not known
     ends = places.agg(F.coalesce(F.max_by("said.to_offset", at), F.max("said.offset") + 1)).collect()
     reached = {tuple(row[:4]): row[4] or 0 for row in ends}
-    committed, told = {row[1:4] for row in rows if row[-1] is not None}, {place[:3] for place in reached}
-    failed = {place[:2] for place in told if place[2] is not None}
+    present = {row[1:4] for row in rows}
+    again = {place[:2] for place in reached if place[2] is not None and place[:3] not in present}
     known, forgotten = list[tuple[Any, ...]](), list[str]()
     for cluster_id, group, main, topic_id, number, offset in rows:
         if offset is None:
-            life = (group, main, topic_id)
-            is_new = life in committed or (life not in told and life[:2] in failed)
-            offset = 0 if is_new else max(reached.get((group, main, each, number), 0) for each in (None, topic_id))
+            lives = (topic_id,) if (group, main) in again else (None, topic_id)
+            offset = max(reached.get((group, main, each, number), 0) for each in lives)
             forgotten += [f"{group} {main} {number}"] if offset else []
         known.append((cluster_id, group, main, topic_id, number, offset))
     return known, forgotten

@@ -10,9 +10,8 @@ import math
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -36,17 +35,12 @@ _bin: Final = itemgetter("bin_ms")
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """First deliveries of one interval."""
 
     begin_ms: int
     ok: int
     failed: int
-
-    @property
-    def ratio(self) -> float:
-        return self.failed / (self.ok + self.failed)
 
 
 def by_interval(rollup: DataFrame, named: Collection[str]) -> list[Row]:
@@ -150,7 +144,7 @@ def _islands(intervals: Sequence[Interval], length_ms: int) -> Iterable[tuple[li
 
     Nothing for ``LONGEST_MS`` ends one too.
     """
-    half = sorted(intervals, key=lambda each: each.ratio)[: (len(intervals) + 1) // 2]
+    half = sorted(intervals, key=lambda each: _ratio([each]))[: (len(intervals) + 1) // 2]
     before = deque[Interval](maxlen=HISTORY)
     hot, usual, calm = list[Interval](), 0.0, list[Interval]()
     for each in intervals:
@@ -179,4 +173,4 @@ def _ratio(intervals: Iterable[Interval]) -> float:
 def _is_hot(interval: Interval, usual: float) -> bool:
     count = interval.ok + interval.failed
     noise = SIGMAS * math.sqrt(max(usual * (1 - usual), 1 / count) / count)
-    return interval.failed >= LEAST_IN_ONE and interval.ratio >= usual + max(LEAST_STEP, noise)
+    return interval.failed >= LEAST_IN_ONE and interval.failed / count >= usual + max(LEAST_STEP, noise)

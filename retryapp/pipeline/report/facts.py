@@ -49,8 +49,8 @@ def collect(
     run_id, bin_ms, begin_ms = result["run_id"], result["bin_ms"], _begin(since_ms, result["bin_ms"])
 
     def rest() -> tuple[list[Facts], list[Facts]]:
-        late, hour_ms = derived.read(DELAYS_TABLE, run_id), _begin(since_ms, HOUR_MS)
-        lengths = figures.delays_of(late if hour_ms is None else late.where(F.col("bin_ms") >= hour_ms))
+        late = derived.read(DELAYS_TABLE, run_id).where(F.col("bin_ms") >= (_begin(since_ms, HOUR_MS) or 0))
+        lengths = figures.delays_of(late)
         kept_ms, lives = result["state"]["kept_ms"], result["state"]["lives"]
         return lengths, retention(derived.read(JOURNEYS_TABLE, run_id), kept_ms, lives, now_ms=now_ms)
 
