@@ -263,6 +263,8 @@ def _archive_until(after: Path, archives: Sequence[Archive], wait_s: float, stop
 
 def _check_folder(page: Path) -> None:
     """Refuse a page whose folder cannot take it: before a minute's work, not after it."""
+    if page.is_dir():  # of no name at all
+        raise click.UsageError(f"{page} is a folder: name a file")
     if not page.exists() and not os.access(page.absolute().parent, os.W_OK):  # one that is there was looked at
         raise click.UsageError(f"{page} cannot be written: its folder is not there, or belongs to others")
 

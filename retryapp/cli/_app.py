@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,13 @@ def load_application(spec: str) -> Retries:
 
 
 def load_handlers(spec: str) -> Retries:
-    """Return the application.
+    """Return the application of a command; what its module prints goes to stderr, for stdout has the result alone.
 
     Raises:
         NoHandlersError: it has no handlers.
     """
-    application = load_application(spec)
+    with redirect_stdout(sys.stderr):
+        application = load_application(spec)
     if not application.topologies:
         raise NoHandlersError(spec)
     return application

@@ -194,6 +194,17 @@ def pair(shape: str, example: str, *, begins: str = "") -> Parsed:
     return Parsed("pair", read)
 
 
+def matching(name: str, pattern: str, expected: str) -> Parsed:
+    """Return the type of a text of one form; stays text."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(f"{text!r}: expected {expected}")
+        return text
+
+    return Parsed(name, read)
+
+
 def when(*, back: bool = False) -> Parsed:
     """Return the type of a length from now (``back``: before now) or a UTC time; becomes epoch milliseconds, from 0."""
     return Parsed("when", lambda text: max(0, parse_instant(text, SystemClock().wall_ms(), back=back)))

@@ -23,11 +23,14 @@ from retryapp.cli.console import ExitCode, on_signals
 from retryapp.core.errors import EnvironmentFault
 
 _PARENT_LOOK_S: Final = 1.0
+_Events = SimpleQueue["subprocess.Popen[bytes] | signal.Signals"]
 _LOOK_S: Final = 0.5  # a signal that comes just before the wait begins does not end it: its handler runs after it
 
 
-def run_processes(command: Sequence[str], count: int) -> int:
+def run_processes(command: Sequence[str], count: int, *, check: Sequence[str]) -> int:
     """Run a command `count` times at once until all have ended, in the main thread; all write to our own output.
+
+    `check` runs first, alone: what it refuses, each of the others would refuse too.
 
     Returns:
         The first exit code other than 0, else 0; 128 plus the number for a process that a signal killed, unless it is
@@ -36,40 +39,48 @@ def run_processes(command: Sequence[str], count: int) -> int:
     Raises:
         EnvironmentFault: a process cannot be started.
     """
-    events: SimpleQueue[subprocess.Popen[bytes] | signal.Signals] = SimpleQueue()  # a signal handler may put any time
+    events: _Events = SimpleQueue()  # a signal handler may put any time
+    with on_signals(lambda number, _: events.put(signal.Signals(number)), signal.SIGTERM, signal.SIGINT):
+        codes, stopped = _run_all([check], events)
+        if not stopped and not any(codes):
+            codes, _ = _run_all([command] * count, events)
+    return next((code for code in codes if code), ExitCode.FINE)
+
+
+def _run_all(commands: Sequence[Sequence[str]], events: _Events) -> tuple[list[int], bool]:
+    """Run commands until all have ended; return their exit codes, and whether a signal or an end stopped them."""
     processes: list[subprocess.Popen[bytes]] = []
     codes: list[int] = []
     sent: signal.Signals | None = None
-    with on_signals(lambda number, _: events.put(signal.Signals(number)), signal.SIGTERM, signal.SIGINT):
-        try:
-            for number in range(1, count + 1):
-                try:
-                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603 - ours
-                except OSError as error:  # no memory, too many processes
-                    raise EnvironmentFault(f"cannot start process {number} of {count}: {error}") from error
-                processes.append(process)
-                threading.Thread(target=_await_end, args=(process, events), daemon=True).start()
-            while len(codes) < count:
-                try:
-                    event = events.get(timeout=_LOOK_S)
-                except Empty:
+    try:
+        for number, command in enumerate(commands, start=1):
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603 - ours
+            except OSError as error:  # no memory, too many processes
+                raise EnvironmentFault(f"cannot start process {number} of {len(commands)}: {error}") from error
+            processes.append(process)
+            threading.Thread(target=_await_end, args=(process, events), daemon=True).start()
+        while len(codes) < len(commands):
+            try:
+                event = events.get(timeout=_LOOK_S)
+            except Empty:
+                continue
+            if isinstance(event, signal.Signals):
+                sent = event
+            else:
+                code = event.returncode
+                codes.append(_exit_code(code, sent))
+                if sent is not None or len(codes) == len(commands):
                     continue
-                if isinstance(event, signal.Signals):
-                    sent = event
-                else:
-                    code = event.returncode
-                    codes.append(_exit_code(code, sent))
-                    if sent is not None or len(codes) == count:
-                        continue
-                    sent = signal.SIGTERM
-                    ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-                    click.echo(f"retryapp: process {event.pid} ended with {ending}; the others are stopped", err=True)
-                for process in processes:
-                    process.send_signal(sent)  # does nothing if it has ended
-        finally:
+                sent = signal.SIGTERM
+                ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                click.echo(f"retryapp: process {event.pid} ended with {ending}; the others are stopped", err=True)
             for process in processes:
-                process.kill()  # after an error of our own; otherwise all have ended
-    return next((code for code in codes if code), ExitCode.FINE)
+                process.send_signal(sent)  # does nothing if it has ended
+    finally:
+        for process in processes:
+            process.kill()  # after an error of our own; otherwise all have ended
+    return codes, sent is not None
 
 
 def stop_with_parent(parent: int) -> None:
@@ -83,7 +94,7 @@ def stop_with_parent(parent: int) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _await_end(process: subprocess.Popen[bytes], events: SimpleQueue[subprocess.Popen[bytes] | signal.Signals]) -> None:
+def _await_end(process: subprocess.Popen[bytes], events: _Events) -> None:
     process.wait()
     events.put(process)
 

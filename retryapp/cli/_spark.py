@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from retryapp.cli._options import BROKERS, LENGTH, Decorator, pair, pipeline_client_config
+from retryapp.cli._options import BROKERS, LENGTH, Decorator, matching, pair, pipeline_client_config
 from retryapp.cli._target import connect
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
@@ -38,6 +38,9 @@ LAKE: Final = "lake"
 STOPPED: Final = "what was committed stays, and a rerun continues"
 STOP_S: Final = 15.0
 CANCEL_POLL_S: Final = 0.1
+
+MASTER: Final = matching("URL", r"(local|spark:|k8s:).*|yarn", "local[2], spark://HOST:PORT, k8s://..., or yarn")
+MEMORY: Final = matching("size", r"[1-9]\d*[kmgtKMGT]", "a whole number and a unit, as 512m or 2g")
 
 group_option = click.option(
     "--group",
@@ -65,8 +68,13 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     """Add the options of the lake and of Spark; the job gets ``lake`` and ``session``."""
 
     @click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]")
-    @click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]")
-    @click.option("--memory", default="2g", show_default=True, help="Heap of the driver, in Java's notation.")
+    @click.option(
+        "--master", metavar="URL", type=MASTER, help="Spark's master. [default: this machine, all processors]"
+    )
+    @click.option(
+        "--memory", metavar="SIZE", type=MEMORY, default="2g", show_default=True,
+        help="Heap of the driver, in Java's notation.",
+    )  # fmt: skip
     @click.option(
         "--conf",
         type=pair("NAME=VALUE", "spark.ui.enabled=true"),
@@ -79,7 +87,7 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
         settings = load_settings()
         pairs = {name: value for name, _, value in (each.partition("=") for each in conf)}
         options = SessionOptions(cache_dir=settings.cache_dir, master=master, memory=memory, conf=pairs)
-        return function(lake=lake or str(settings.datadir / LAKE), session=options, **others)
+        return function(lake=str(settings.datadir / LAKE) if lake is None else lake, session=options, **others)
 
     return with_lake
 

@@ -61,6 +61,7 @@ def _processes(text: str) -> int:
     help="Worker processes to run; auto: one per usable core. Processes beyond the number of partitions stay idle.",
 )
 @click.option("--parent", type=int, hidden=True, help="Process id of the command that started this one.")
+@click.option("--check", is_flag=True, hidden=True, help="Check the app, and end.")
 def command(
     *,
     app_argument: str | None,
@@ -70,6 +71,7 @@ def command(
     metrics_port: int | None,
     processes: int,
     parent: int | None,
+    check: bool,
 ) -> int:
     """Run a worker of an app: its handlers, its own agents and its pages. Start several for scale.
 
@@ -95,12 +97,14 @@ def command(
         os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
     if processes > 1:
-        own = [sys.executable, "-m", "retryapp.cli.main", "worker", "-A", spec, "--parent", str(os.getpid())]
-        return run_processes([*own, *words], processes)
+        own = [sys.executable, "-m", "retryapp", "worker", "-A", spec, "--parent", str(os.getpid())]
+        return run_processes([*own, *words], processes, check=[*own, "--check"])
     with stopped_early(load_settings().log_format):
         if parent is not None:
             stop_with_parent(parent)
         _check(spec)
+        if check:
+            return ExitCode.FINE
         brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
         return _run([*brief, "-A", spec, "worker", *words])
 

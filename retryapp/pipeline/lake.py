@@ -53,7 +53,7 @@ class Lake:
 def lake_uri(text: str) -> str:
     """Return a lake's URI: as given, or ``file:`` and the absolute path where it is a path."""
     if not text.strip():
-        raise LakeUnusableError(text, "it is empty")
+        raise LakeUnusableError(text, "its name is empty")
     if text.encode(errors="ignore").decode() != text:
         raise LakeUnusableError(text, "its name is not UTF-8")
     if _SCHEME.match(text):

@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import psutil
 
 from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError, problem_of
@@ -139,7 +141,7 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     from pyspark.errors import PySparkException
 
     try:
-        with _jvm_ignoring_sigterm():
+        with _launching_jvm():
             session = builder.config(map={**conf, **options.conf}).getOrCreate()
             session.conf.get("spark.sql.shuffle.partitions")  # only now Spark looks at settings of its SQL
             for name in _OFTEN_NAMED:
@@ -208,23 +210,33 @@ def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
 _LAUNCHING = threading.local()
 
 
-def _ignore_sigterm() -> None:
+def _in_child() -> None:
     if getattr(_LAUNCHING, "jvm", False):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.dup2(2, 1)  # Delta prints what its vacuum removed, and stdout has the result alone
 
 
-os.register_at_fork(after_in_child=_ignore_sigterm)  # once: it cannot be taken back
+os.register_at_fork(after_in_child=_in_child)  # once: it cannot be taken back
 
 
 @contextmanager
-def _jvm_ignoring_sigterm() -> Iterator[None]:
-    """Make a JVM that the body starts ignore SIGTERM; it ends with this process.
+def _launching_jvm() -> Iterator[None]:
+    """Make a JVM that the body starts ignore SIGTERM, and print to stderr; it ends with us, or an interrupted body.
 
-    Supervisors signal all processes at once, and the JVM would be gone before its jobs are cancelled.
+    Supervisors signal all processes at once, and the JVM would be gone before its jobs are cancelled. One that PySpark
+    still waits for when it is interrupted would never end: it fails to write its port, and its threads keep it.
     """
+    here = psutil.Process()
+    before = here.children(recursive=True)
     _LAUNCHING.jvm = True
     try:
         yield
+    except KeyboardInterrupt:
+        for process in here.children(recursive=True):
+            if process not in before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        raise
     finally:
         _LAUNCHING.jvm = False
 

@@ -109,6 +109,18 @@ def test_whatever_ends_a_run_the_next_one_continues(full: Group, spark: SparkSes
     assert {path.name for path in derived.iterdir()} == {"analysis.000000001.json", run_id, f"readings-{run_id}"}
 
 
+def test_a_java_that_has_not_answered_yet_ends_with_the_command(tmp_path: Path) -> None:
+    """It found the file for its port gone, and kept running, of no use."""
+
+    def java_runs() -> bool:
+        return any("SparkSubmit" in word for each in psutil.Process(report.pid).children() for word in each.cmdline())
+
+    with Command(tmp_path, "report", lake=tmp_path / "lake") as report:
+        report.wait_until(java_runs)
+        assert report.signal_all(signal.SIGINT) == 130
+        report.check_clean()
+
+
 def test_a_setting_that_spark_does_not_take_is_named(tmp_path: Path) -> None:
     """Spark looks at it late: the command has ended before."""
     wrong = {"spark.sql.shuffle.partitions": "many"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -164,6 +166,14 @@ def test_the_package_is_the_command_line() -> None:
     """Where no script is on the PATH; that was "cannot be directly executed"."""
     said = subprocess.run([sys.executable, "-m", "retryapp", "--version"], capture_output=True, text=True, check=True)
     assert said.stdout.startswith("retryapp ")
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+    """It was one of this program's imports, and the exit code of a signal."""
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-m", "retryapp"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
 def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -15,7 +15,7 @@ from retryapp.core.errors import EnvironmentFault
 RUN = """
 import sys
 from retryapp.cli._processes import run_processes
-sys.exit(run_processes([sys.executable, "-c", {!r}], 3))
+sys.exit(run_processes([sys.executable, "-c", {!r}], 3, check=[sys.executable, "-c", {!r}]))
 """
 OBEDIENT = """
 import os, pathlib, signal, sys, time
@@ -45,8 +45,8 @@ while started[-1].name != str(os.getpid()):
 """
 
 
-def run_three(program: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RUN.format(program)]
+def run_three(program: str, check: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RUN.format(program, check)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -89,9 +89,25 @@ def test_the_first_end_stops_the_others_and_is_the_exit_code(tmp_path: Path, end
     assert out.splitlines() == ["tidy", "tidy"]
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(None, 2), (signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["refused", "TERM", "INT"]
+)
+def test_nothing_is_started_after_a_check_that_refuses_or_is_stopped(number: signal.Signals | None, code: int) -> None:
+    """Its exit code is the command's."""
+    ending = "sys.exit(2)" if number is None else "time.sleep(60)"
+    check = f"import signal, sys, time; signal.signal(2, signal.SIG_DFL); print('checked', flush=True); {ending}"
+    with run_three("print('started')", check) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "checked\n"
+        if number is not None:
+            process.send_signal(number)
+        assert process.communicate(timeout=20) == ("", "")
+        assert process.returncode == code
+
+
 def test_a_process_that_cannot_be_started_is_an_environment_error(tmp_path: Path) -> None:
     """Not a traceback; our own signal handlers are back."""
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(EnvironmentFault, match="cannot start process 1 of 2"):
-        run_processes([str(tmp_path / "none")], 2)
+        run_processes([str(tmp_path / "none")], 2, check=["true"])
     assert signal.getsignal(signal.SIGTERM) is before

@@ -189,7 +189,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     """Commands and numbers of processes that would be started."""
     calls: list[tuple[list[str], int]] = []
 
-    def record(command: list[str], count: int) -> int:
+    def record(command: list[str], count: int, *, check: list[str]) -> int:
+        assert check == [*command[:-2], "--check"], "the same, without its words for Faust"
         calls.append((command, count))
         return ExitCode.RESTART
 
@@ -205,8 +206,27 @@ def test_several_processes_run_the_same_command(
     """Each checks and prints the same."""
     words = ["worker", "wk_good", "--processes", processes, "-l", "error"]
     assert run(words) == ExitCode.RESTART
-    own = ["-m", "retryapp.cli.main", "worker", "-A", "wk_good", "--parent", str(os.getpid()), "--loglevel", "error"]
+    own = ["-m", "retryapp", "worker", "-A", "wk_good", "--parent", str(os.getpid()), "--loglevel", "error"]
     assert started == [([sys.executable, *own], count)]
+
+
+def test_several_processes_refuse_once(folder: Path) -> None:
+    """Each of them said it, and one of them that the others are stopped."""
+    words = [sys.executable, "-m", "retryapp", "worker", "wk_policy", "--processes", "3"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (ExitCode.USAGE, "", 1)
+    assert "wk_policy.py, line 2" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_what_an_app_prints_is_no_part_of_a_result(
+    folder: Path, retryapp: Callable[..., Any], words: tuple[str, ...]
+) -> None:
+    """A script that reads stdout found it before the JSON."""
+    (folder / "wk_talks.py").write_text("print('hello')\n" + PROGRAM.format(name="talks") + HANDLER)
+    shown = retryapp("plan", "-A", "wk_talks", "--acls", *words)
+    assert (shown.code, "hello" in shown.out, shown.err) == (ExitCode.FINE, False, "hello\n")
 
 
 @pytest.mark.parametrize(

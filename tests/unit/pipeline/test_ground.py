@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from retryapp.cli._analyse import _check_folder, _write, causes
+from retryapp.cli._spark import LAKE, lake_options
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
@@ -43,9 +45,10 @@ from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import CUT_OFF, DELETED, RETENTION, Gap, Look, compare, find_outlook
-from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
+from retryapp.pipeline.session import SessionOptions, _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
+from retryapp.settings import load_settings
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +201,52 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
 def test_words_that_are_no_utf8_are_refused(words: tuple[str, ...]) -> None:
     """Before Spark starts: no file of the lake can have them."""
     assert run(["pipeline", *words, "caf\udce9"]) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--memory", "lots"), "'--memory': 'lots': expected a whole number and a unit, as 512m or 2g"),
+        (("--memory", ""), "'--memory': '': expected"),
+        (("--memory", "2"), "'--memory': '2': expected"),
+        (("--master", "here"), "'--master': 'here': expected local[2], spark://HOST:PORT"),
+        (("--master", ""), "'--master': '': expected"),
+        (("--out", ""), ". is a folder: name a file"),
+    ],
+)
+def test_what_spark_would_answer_with_a_stack_trace_is_refused(
+    words: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before Java starts; and a page without a name, before the work."""
+    assert run(["pipeline", "report", *words]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+def test_a_lake_without_a_name_is_not_the_default_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a variable that a script has not set: an erasure would be of another lake."""
+
+    @click.command()
+    @lake_options
+    def job(*, lake: str, session: SessionOptions) -> None:
+        click.echo(f"<{lake}>")
+
+    job.main(["--lake", ""], standalone_mode=False)
+    job.main([], standalone_mode=False)
+    assert capsys.readouterr().out == f"<>\n<{load_settings().datadir / LAKE}>\n"
+
+
+def test_what_java_prints_is_no_part_of_a_result() -> None:
+    """Delta's vacuum says on stdout what it removed, before the JSON."""
+    program = """
+        import subprocess
+        from retryapp.pipeline.session import _launching_jvm
+        with _launching_jvm():
+            subprocess.run(["echo", "removed"], preexec_fn=int, check=True)
+        print("{}", flush=True)
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{}\n", "removed\n")
 
 
 @pytest.mark.parametrize(
