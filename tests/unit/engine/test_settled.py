@@ -1,4 +1,4 @@
-"""Records that were settled beyond the offset: in their partition's window, and in the next life, on a changed topic."""
+"""Records that were settled beyond the offset: in the window, and in the next life, where the topic has changed."""
 
 from __future__ import annotations
 
