@@ -353,13 +353,6 @@ async def test_dead_letters_of_another_group_can_be_read(retries: Retries) -> No
         retries.dead_letters("invoices", group="billing", policy="1m", publishes=["invoices"])(refund)
 
 
-async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(retries: Retries) -> None:
-    """A letter's handler that publishes to the main topic would see each record that dies again and again."""
-    with pytest.raises(PublishCircleError, match=r"orders -> app\.orders\.dlq -> orders"):
-        retries.dead_letters("orders", policy="1m", publishes=["orders"])(refund)
-    assert len(retries.handlers) == 1
-
-
 async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no verb, or no handler of this app, is refused before any broker is asked."""
     asked: list[Any] = []

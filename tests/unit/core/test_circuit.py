@@ -61,17 +61,6 @@ def test_a_breaker_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None
         CircuitBreaker(**wrong)
 
 
-def test_a_poison_record_does_not() -> None:
-    """However often it fails: it counts once, also where nothing else happens."""
-    circuit = make()
-    for turn in range(1_000):
-        circuit.settle("poison", fine=False, now_ms=turn * 10.0)
-    assert circuit.closed
-    for place in range(3):
-        circuit.settle(place, fine=True, now_ms=10_000.0)
-    assert circuit.closed
-
-
 def test_a_record_that_went_well_in_the_end_has_not_failed() -> None:
     """Its last outcome counts."""
     circuit = make(minimum_calls=6)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from retryapp.core.classify import DeadReason, classify
-from retryapp.core.decide import Dead, RetryAt, SkipNow, decide
+from retryapp.core.decide import Dead, Decision, RetryAt, SkipNow, decide
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable
 from retryapp.core.verdicts import Reject, RetryLater, Skip
 
 POLICY = RetryPolicy("5s 30s", max_elapsed="1m", on=[non_retryable(ValueError)])
+
+
+def decided(policy: RetryPolicy, error: Exception, **facts: Any) -> Decision:
+    """Decide about a record that failed first at 0 ms, now unless it is said; its first delivery has failed."""
+    failure = classify(error, policy.on)
+    return decide(policy, **{"attempt": 1, "first_failed_ms": 0, "now_ms": 0, "rng": 0.5, **facts}, failure=failure)
 
 
 @pytest.mark.parametrize(
@@ -30,69 +38,49 @@ POLICY = RetryPolicy("5s 30s", max_elapsed="1m", on=[non_retryable(ValueError)])
 )  # fmt: skip
 def test_decisions(attempt: int, now_ms: int, error: Exception, expected: RetryAt | Dead) -> None:
     """Final failures first, then attempts, then the deadline, then the wait."""
-    decision = decide(
-        POLICY, attempt=attempt, first_failed_ms=0, failure=classify(error, POLICY.on), now_ms=now_ms, rng=0.5
-    )
-    assert decision == expected
+    assert decided(POLICY, error, attempt=attempt, now_ms=now_ms) == expected
 
 
 def test_a_due_time_past_the_end_of_dates_is_expired() -> None:
     """No due time is made that a header could not hold."""
-    decision = decide(
-        RetryPolicy("1d"), attempt=1, first_failed_ms=0, failure=classify(OSError()), now_ms=MAX_EPOCH_MS, rng=0
-    )
-    assert decision == Dead(DeadReason.EXPIRED)
+    assert decided(RetryPolicy("1d"), OSError(), now_ms=MAX_EPOCH_MS) == Dead(DeadReason.EXPIRED)
 
 
 def test_the_first_delivery_is_attempt_1() -> None:
     """A count from 0 is a mix-up, not a policy question."""
     with pytest.raises(ValueError, match="attempt=0"):
-        decide(POLICY, attempt=0, first_failed_ms=0, failure=classify(OSError()), now_ms=0, rng=0)
+        decided(POLICY, OSError(), attempt=0)
 
 
 def test_a_rule_has_a_schedule_of_its_own() -> None:
     """It goes by the failures in a row, and the attempts bound it; the policy's schedule likewise."""
     busy = retryable(TimeoutError, schedule="1s 2s 3s")
     policy = RetryPolicy("1m*2", on=busy, max_attempts=5)
-
-    def decided(error: Exception, attempt: int, failures: int) -> object:
-        failure = classify(error, policy.on)
-        return decide(policy, attempt=attempt, failures=failures, first_failed_ms=0, failure=failure, now_ms=0, rng=0.0)
-
-    assert decided(TimeoutError(), 4, 2) == RetryAt(2_000, 2_000, "2s")
-    assert decided(OSError(), 4, 2) == RetryAt(60_000, 60_000, "1m")
-    assert decided(TimeoutError(), 4, 4) == Dead(DeadReason.EXHAUSTED), "its schedule has three delays"
-    assert decided(OSError(), 3, 3) == Dead(DeadReason.EXHAUSTED), "the policy's has two"
-    assert decided(TimeoutError(), 5, 1) == Dead(DeadReason.EXHAUSTED), "causes that take turns end"
+    dead = Dead(DeadReason.EXHAUSTED)
+    assert decided(policy, TimeoutError(), attempt=4, failures=2) == RetryAt(2_000, 2_000, "2s")
+    assert decided(policy, OSError(), attempt=4, failures=2) == RetryAt(60_000, 60_000, "1m")
+    assert decided(policy, TimeoutError(), attempt=4, failures=4) == dead, "its schedule has three delays"
+    assert decided(policy, OSError(), attempt=3, failures=3) == dead, "the policy's has two"
+    assert decided(policy, TimeoutError(), attempt=5, failures=1) == dead, "causes that take turns end"
 
 
 def test_a_rule_names_the_dead_letter_topic_and_skips() -> None:
     """Only where it is the rule that decides."""
     policy = RetryPolicy("1m", on=[non_retryable(ValueError, dead_letters="invalid"), skippable(KeyError)])
-
-    def decided(error: Exception, attempt: int = 1) -> object:
-        failure = classify(error, policy.on)
-        return decide(policy, attempt=attempt, first_failed_ms=0, failure=failure, now_ms=0, rng=0.0)
-
-    assert decided(ValueError()) == Dead(DeadReason.NON_RETRYABLE, "invalid")
-    assert decided(Reject("no")) == Dead(DeadReason.REJECTED)
-    assert decided(OSError(), 2) == Dead(DeadReason.EXHAUSTED)
-    assert decided(KeyError(), 9) == SkipNow()
-    assert decided(Skip("old")) == SkipNow()
+    assert decided(policy, ValueError()) == Dead(DeadReason.NON_RETRYABLE, "invalid")
+    assert decided(policy, Reject("no")) == Dead(DeadReason.REJECTED)
+    assert decided(policy, OSError(), attempt=2) == Dead(DeadReason.EXHAUSTED)
+    assert decided(policy, KeyError(), attempt=9) == SkipNow()
+    assert decided(policy, Skip("old")) == SkipNow()
 
 
 def test_without_end_only_time_and_verdicts_end_it() -> None:
     """Whatever the attempt; a rule's own list of delays ends beside it."""
     busy = retryable(TimeoutError, schedule="1s")
     policy = RetryPolicy("forever(10s)", max_elapsed="1d", on=[busy, non_retryable(ValueError)])
-
-    def decided(error: Exception, *, now_ms: int = 0, failures: int = MAX_COUNT) -> object:
-        failure = classify(error, policy.on)
-        facts = {"attempt": MAX_COUNT, "failures": failures, "first_failed_ms": 0}
-        return decide(policy, **facts, failure=failure, now_ms=now_ms, rng=0.0)
-
-    assert decided(OSError()) == RetryAt(10_000, 10_000, "10s")
-    assert decided(OSError(), now_ms=86_400_000) == Dead(DeadReason.EXPIRED)
-    assert decided(ValueError()) == Dead(DeadReason.NON_RETRYABLE)
-    assert decided(TimeoutError(), failures=1) == RetryAt(1_000, 1_000, "1s")
-    assert decided(TimeoutError(), failures=2) == Dead(DeadReason.EXHAUSTED)
+    last = {"attempt": MAX_COUNT, "failures": MAX_COUNT}
+    assert decided(policy, OSError(), **last) == RetryAt(10_000, 10_000, "10s")
+    assert decided(policy, OSError(), **last, now_ms=86_400_000) == Dead(DeadReason.EXPIRED)
+    assert decided(policy, ValueError(), **last) == Dead(DeadReason.NON_RETRYABLE)
+    assert decided(policy, TimeoutError(), attempt=MAX_COUNT, failures=1) == RetryAt(1_000, 1_000, "1s")
+    assert decided(policy, TimeoutError(), attempt=MAX_COUNT, failures=2) == Dead(DeadReason.EXHAUSTED)

@@ -96,18 +96,15 @@ def test_jitter_shortens_by_its_share() -> None:
     assert schedule.delay_ms(2, 0.999999) == 16_001
 
 
-@pytest.mark.parametrize("attempt", [0, -1, 3])
-def test_there_is_no_delay_beyond_the_schedule(attempt: int) -> None:
-    """Asking for one is a programming error, not a guess."""
-    with pytest.raises(ValueError, match="attempt="):
-        sequence("1s", "1s").delay_ms(attempt, 0.5)
-
-
-@pytest.mark.parametrize("rng", [-0.1, 1.0, float("nan")])
-def test_a_random_number_out_of_range_is_refused(rng: float) -> None:
-    """Anything outside [0, 1) would lengthen a delay."""
-    with pytest.raises(ValueError, match="rng="):
-        sequence("1s", "1s").delay_ms(1, rng)
+@pytest.mark.parametrize(
+    ("attempt", "rng", "named"),
+    [(0, 0.5, "attempt=0"), (-1, 0.5, "attempt=-1"), (3, 0.5, "attempt=3"),
+     (1, -0.1, "rng=-0.1"), (1, 1.0, "rng=1.0"), (1, float("nan"), "rng=nan")],
+)  # fmt: skip
+def test_there_is_no_delay_beyond_the_schedule_or_its_jitter(attempt: int, rng: float, named: str) -> None:
+    """A programming error, not a guess; a random number outside [0, 1) would lengthen a delay."""
+    with pytest.raises(ValueError, match=named):
+        sequence("1s", "1s").delay_ms(attempt, rng)
 
 
 def test_a_constructor_refuses_what_is_no_duration() -> None:

@@ -198,26 +198,24 @@ async def test_a_drain_leaves_only_what_still_runs() -> None:
         assert (orders.transport.offsets[MAIN], noted(orders.transport)) == (0, {1: False})
 
 
-async def test_an_offset_that_was_set_by_hand_has_no_note() -> None:
-    """All records after it run again: that is what it was set for."""
-    async with serving(Gate(), HUNG, b"hung", b"fine", concurrency=2) as (orders, gate):
-        gate.let(b"fine")
-        await looks(orders)
-        transport = orders.transport
-    transport.broker.notes[MAIN] = ""
-    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (_, gate):
-        assert gate.started == [b"hung", b"fine"]
-
-
-async def test_a_note_that_was_copied_to_another_offset_skips_nothing() -> None:
-    """Rather twice than not at all."""
+@pytest.mark.parametrize(
+    ("offset", "noted_beside", "again"),
+    [(0, False, [b"a", b"b", b"c"]), (1, True, [b"b", b"c", b"d"])],
+    ids=["an offset that was set by hand", "a note that was copied"],
+)
+async def test_an_offset_without_a_note_of_its_own_skips_nothing(
+    offset: int, noted_beside: bool, again: list[bytes]
+) -> None:
+    """All records after it run again: rather twice than not at all."""
     async with serving(Gate(), HUNG, b"a", b"b", b"c", b"d", concurrency=3) as (orders, gate):
         gate.let(b"b")
         await looks(orders)
         transport = orders.transport
-    transport.offsets[MAIN] = 1
+    transport.offsets[MAIN] = offset
+    if not noted_beside:
+        transport.broker.notes[MAIN] = ""
     async with serving(Gate(), HUNG, concurrency=3, transport=transport) as (_, gate):
-        assert gate.started == [b"b", b"c", b"d"]
+        assert gate.started == again
 
 
 async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> None:

@@ -69,34 +69,26 @@ async def test_a_burial_that_is_refused_at_a_clean_end_is_due_in_the_next_life()
     assert (gate.started, transport.broker.notes[MAIN]) == ([], "s3:old@0")
 
 
-@pytest.mark.parametrize("order", [Order.NONE, Order.PARTITION])
+@pytest.mark.parametrize(
+    ("order", "fails", "max_crashes"),
+    [(Order.NONE, 0, 3), (Order.PARTITION, 0, 3), (Order.NONE, 1, 2)],
+    ids=["first deliveries", "in order", "rows"],
+)
 @pytest.mark.parametrize("at", range(4))
-async def test_deaths_add_up_whatever_ends_cleanly_between_them(at: int, order: Order) -> None:
+async def test_deaths_add_up_whatever_ends_cleanly_between_them(
+    at: int, order: Order, fails: int, max_crashes: int
+) -> None:
     """The record takes long to kill, and its group rebalances all the while."""
-    killer, transport, ends = Killer(b"%d" % at), found("", *names(4)), 0
-    options: Any = {"concurrency": 4, "max_in_flight": 4, "max_crashes": 3, "order": order}
-    while ends < 20 and await killer.ends_a_life(transport, **options):
-        ends += 1
-        await killer.outlives(transport, **options)
-        await killer.outlives(transport, **options)
-    assert ends <= ENDS + 1 + 3
-    async with MemoryPartition(killer, "1s 1h", transport=transport, **options) as orders:
-        assert [(letter.reason, letter.origin.offset) for letter in orders.dead_letters] == [("crashed", at)]
-        assert sorted({*killer.done}) == [name for name in names(4) if name != killer.poison]
-
-
-@pytest.mark.parametrize("at", range(4))
-async def test_deaths_of_a_row_add_up_whatever_ends_cleanly_between_them(at: int) -> None:
-    """The record takes long to kill, and its group rebalances all the while."""
-    killer, transport, ends = Killer(b"%d" % at, fails=1), found("", *names(4)), 0
-    options: Any = {"concurrency": 4, "max_in_flight": 4, "max_crashes": 2}
+    killer, transport, ends = Killer(b"%d" % at, fails), found("", *names(4)), 0
+    options: Any = {"concurrency": 4, "max_in_flight": 4, "max_crashes": max_crashes, "order": order}
     while ends < 20 and await killer.ends_a_life(transport, ends, **options):
         ends += 1
         await killer.outlives(transport, **options)
         await killer.outlives(transport, **options)
-    assert ends <= 1 + ENDS + 1 + 2
+    assert ends <= fails + ENDS + 1 + max_crashes
     async with MemoryPartition(killer, "1s 1h", transport=transport, **options) as orders:
         assert [(letter.reason, letter.origin.offset) for letter in orders.dead_letters] == [("crashed", at)]
+        assert {*names(4)} - {*killer.done} == {killer.poison}
         assert orders.waiting == {}
 
 

@@ -285,18 +285,6 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         assert b'"refused":null' in (events[0].value or b"")
 
 
-@pytest.mark.usefixtures("slow_commands")
-async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
-    """However long their reading takes: else a cancelled record would run once more."""
-    async with serving(Calls(), "1s*5") as (orders, calls):
-        await orders.send(b"one")
-    orders.clock.advance(2_000)
-    post(orders, about("c1", Verb.CANCEL, 0))
-    async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
-        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
-        assert len(calls.seen) == 1
-
-
 async def test_bad_commands_are_refused_and_stop_nothing() -> None:
     async with serving(Calls(), "1h*3", b"one") as (orders, _):
         bad = [None, b"", b"[]", b'{"v":2}', b"x" * 20_000, b'{"v":1,"id":"a","verb":"fly","failure_id":"x"}']

@@ -156,30 +156,28 @@ def is_broken(_delivery: Delivery, _error: BaseException) -> bool:
     raise RuntimeError("x")
 
 
-async def test_a_rule_names_the_topic_of_its_dead_letters() -> None:
-    """One that decides otherwise, or a record whose attempts are used up, goes to the usual one."""
-    policy = RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="invalid"))
-    out, metadata = the(await deliver_once(make_context(failing(ValueError("bad")), policy), make_record()))
-    assert (out.topic, metadata.reason, metadata.rule) == (
-        "app.orders.dlq.invalid",
-        "non-retryable",
-        "non-retryable=ValueError dead_letters=invalid",
-    )
-    assert "app.orders.dlq.invalid" in make_context(fine, policy).handler.topology.owned
-    out, _ = the(await deliver_once(make_context(failing(Reject("no")), policy), make_record()))
-    assert out.topic == "app.orders.dlq"
+RULE = "non-retryable=ValueError dead_letters=invalid"
 
 
-async def test_a_dead_letter_that_is_too_large_stays_on_its_topic() -> None:
-    """Without the value."""
+@pytest.mark.parametrize(
+    ("error", "size", "topic", "facts"),
+    [
+        (ValueError("bad"), 1, "app.orders.dlq.invalid", ("non-retryable", None, RULE)),
+        (ValueError("bad"), 4_000, "app.orders.dlq.invalid", ("too-large", "non-retryable", RULE)),
+        (Reject("no"), 1, "app.orders.dlq", ("rejected", None, None)),
+    ],
+    ids=["by the rule", "too large", "by a verdict"],
+)
+async def test_a_rule_names_the_topic_of_its_dead_letters(
+    error: Exception, size: int, topic: str, facts: tuple[str | None, ...]
+) -> None:
+    """Also without the value; one that decides otherwise leaves its letter on the usual one."""
     policy = RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="invalid"))
-    context = make_context(failing(ValueError("bad")), policy, max_bytes=3_000)
-    out, metadata = the(await deliver_once(context, make_record(b"v" * 4_000)))
-    assert (out.topic, metadata.reason, metadata.original_reason) == (
-        "app.orders.dlq.invalid",
-        "too-large",
-        "non-retryable",
-    )
+    context = make_context(failing(error), policy, max_bytes=3_000)
+    out, metadata = the(await deliver_once(context, make_record(b"v" * size)))
+    assert (out.topic, out.value) == (topic, b"" if size > 1 else b"v")
+    assert (metadata.reason, metadata.original_reason, metadata.rule) == facts
+    assert "app.orders.dlq.invalid" in context.handler.topology.owned
 
 
 @pytest.mark.parametrize("by", ["verdict", "rule"])

@@ -78,8 +78,9 @@ async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> Non
         assert failures(orders) == []
 
 
+@pytest.mark.usefixtures("slow_commands")
 async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed() -> None:
-    """However many there are."""
+    """However many there are, and however long their reading takes: else a cancelled record would run once more."""
     async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)

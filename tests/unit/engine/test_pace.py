@@ -356,40 +356,27 @@ async def test_one_that_was_let_go_at_another_worker_probes_when_its_partition_i
         assert (state(orders), orders.engine.context.pace.going.is_set()) == (CircuitState.HALF_OPEN, True)
 
 
-async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
-    """It was elsewhere for longer than `max_open`."""
+@pytest.mark.parametrize("how", ["elsewhere", "paused", "paused over sessions"])
+async def test_an_outage_in_which_its_partition_does_not_probe_costs_no_attempt(how: str) -> None:
+    """It was elsewhere, or paused, for longer than `max_open`; also where a session begins and ends in the pause."""
     service = Service(BankDownError())
     breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
     async with partition(service, "1s", circuit=breaker) as orders:
         await orders.send(*(b"%d" % n for n in range(20)))
         await pass_time(orders, 5_000)
-        away = orders.transport.pause(Step.PROVE)
-        await reopen(orders)
-        assert away.reached
-        orders.clock.advance(600_000)
-        away.set()
-        await pass_time(orders, 15_000)
-        assert state(orders) is not CircuitState.CLOSED
-        service.down = None
-        await orders.to_rest()
-        assert orders.dead_letters == []
-        assert len(service.done) == 20
-
-
-@pytest.mark.parametrize("reopens", [False, True])
-async def test_a_pause_in_an_outage_costs_no_attempt(reopens: bool) -> None:
-    """It takes longer than `max_open`, and nobody has probed; also where a session begins and ends in it."""
-    service = Service(BankDownError())
-    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
-    async with partition(service, "1s", circuit=breaker) as orders:
-        await orders.send(*(b"%d" % n for n in range(20)))
-        await pass_time(orders, 5_000)
-        await tell(orders, HandlerVerb.PAUSE)
-        for _ in range(2):
-            await pass_time(orders, 600_000, 600_000)
-            if reopens:
-                await reopen(orders)
-        await tell(orders, HandlerVerb.RESUME)
+        if how == "elsewhere":
+            away = orders.transport.pause(Step.PROVE)
+            await reopen(orders)
+            assert away.reached
+            orders.clock.advance(600_000)
+            away.set()
+        else:
+            await tell(orders, HandlerVerb.PAUSE)
+            for _ in range(2):
+                await pass_time(orders, 600_000, 600_000)
+                if how == "paused over sessions":
+                    await reopen(orders)
+            await tell(orders, HandlerVerb.RESUME)
         await pass_time(orders, 15_000)
         assert state(orders) is not CircuitState.CLOSED
         service.down = None

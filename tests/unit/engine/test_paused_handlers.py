@@ -128,21 +128,6 @@ async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_lett
         assert sorted(calls.begun) == [b"one", b"one", b"two"]
 
 
-async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
-    """First deliveries that were taken in, and rows that were claimed."""
-    calls = Calls()
-    calls.gate = asyncio.Event()
-    async with serving(calls, "1s*3", b"one", b"two", b"three", concurrency=1) as (orders, _):
-        await tell(orders, HandlerVerb.PAUSE)
-        calls.failing = False
-        calls.gate.set()
-        await orders.advance(60_000)
-        assert calls.begun == [b"one"]
-        await tell(orders, HandlerVerb.RESUME)
-        await orders.to_rest()
-        assert calls.begun == [b"one", b"two", b"three"]
-
-
 async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_it() -> None:
     """Several, and one that the hold overlaps: what is left out for one is not counted again for another."""
     async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):
@@ -223,12 +208,13 @@ async def test_paused_twice_is_paused_once() -> None:
         assert calls.begun == [b"one"]
 
 
-async def test_what_a_circuit_has_let_go_waits_for_its_runner_in_a_pause() -> None:
-    """It was admitted and had not begun."""
+@pytest.mark.parametrize("circuit", [None, CircuitBreaker()], ids=["taken in", "let go by a circuit"])
+async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not(circuit: CircuitBreaker | None) -> None:
+    """First deliveries that were admitted and had not begun."""
     calls = Calls()
     calls.gate = asyncio.Event()
     calls.failing = False
-    async with serving(calls, "1s*3", b"one", b"two", b"three", concurrency=1, circuit=CircuitBreaker()) as (orders, _):
+    async with serving(calls, "1s*3", b"one", b"two", b"three", concurrency=1, circuit=circuit) as (orders, _):
         await tell(orders, HandlerVerb.PAUSE)
         calls.gate.set()
         await orders.settle()

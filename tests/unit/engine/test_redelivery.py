@@ -312,27 +312,17 @@ class Slow(MemoryDestinations):
         return await super().look(topic)
 
 
-async def test_what_waits_for_a_look_comes_back_behind_its_copy() -> None:
-    """No command changes its row meanwhile: the turn of the copy would take that back."""
+@pytest.mark.parametrize("reopens", [False, True])
+async def test_what_waits_for_a_look_comes_back_once_behind_its_copy(reopens: bool) -> None:
+    """No command changes its row meanwhile, which its copy would take back; a lane that opens again looks anew."""
     topics = Slow()
     async with serving(Script("fail"), "1s", b"a", through_main=True, destinations=topics) as (orders, script):
         await orders.advance(1_000)
-        assert (copies(orders), len(script.calls)) == ([], 1)
         assert (await orders.command("cancel", 0))["refused"] == "running"
-        topics.answers.set()
-        await orders.to_rest()
-        assert (len(copies(orders)), topics.looked) == (1, ["orders"])
-    assert [seen.attempt for seen in script.calls] == [1, 2]
-
-
-async def test_a_lane_that_closes_while_it_looks_delivers_the_row_once() -> None:
-    """Nothing of a row that waits for the look is durable: the next session looks itself."""
-    topics = Slow()
-    async with serving(Script("fail"), "1s", b"a", through_main=True, destinations=topics) as (orders, script):
-        await orders.advance(1_000)
-        await reopen(orders)
+        if reopens:
+            await reopen(orders)
         assert (copies(orders), len(script.calls)) == ([], 1)
         topics.answers.set()
         await orders.to_rest()
-        assert (len(copies(orders)), orders.lane.session) == (1, 2)
+        assert (len(copies(orders)), {*topics.looked}, orders.lane.session) == (1, {"orders"}, 1 + reopens)
     assert [seen.attempt for seen in script.calls] == [1, 2]

@@ -17,7 +17,6 @@ from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
 from retryapp.engine.lane.rounds import BEHIND_S, ROUND_S
-from retryapp.engine.lane.turn import Turn
 from retryapp.testing import VirtualClock
 
 
@@ -117,22 +116,6 @@ async def test_a_verdict_without_a_usable_wait_changes_no_rejection() -> None:
     error = ExceptionGroup("g", [TextWaitError(), Reject("bad")])
     _, metadata = the(await deliver_once(make_context(failing(error)), make_record()))
     assert (metadata.reason, metadata.error_message) == ("rejected", "bad")
-
-
-async def test_a_handler_that_leaves_a_cancellation_behind_does_not_hit_the_worker() -> None:
-    """It asks for its own cancellation and returns: that was its last await."""
-
-    async def handler(_value: bytes) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-
-    async def worker() -> Turn:
-        turn = await deliver_once(make_context(handler), make_record())
-        await asyncio.sleep(0)
-        return turn
-
-    assert (await asyncio.create_task(worker())).next_offset == 43
 
 
 @pytest.mark.parametrize("until", ["its handler ran", "it was taken"])

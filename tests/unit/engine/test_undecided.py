@@ -55,41 +55,27 @@ async def parked(calls: Calls) -> MemoryLaneTransport:
     return orders.transport
 
 
+@pytest.mark.parametrize("dies", [None, False, True], ids=["it lives", "it dies before its commit", "it dies after it"])
 @pytest.mark.parametrize("store", ["has read it", "is lost"])
-async def test_a_lane_whose_last_transaction_has_no_end_has_it_end_and_opens(store: str) -> None:
-    """Its offset has moved, so without its rows a lane that opens would lose their records."""
+async def test_a_lane_whose_last_transaction_has_no_end_has_it_end_and_opens(store: str, dies: bool | None) -> None:
+    """Its offset has moved, so without its rows a lane that opens would lose their records.
+
+    A worker that dies before or after its own transaction for that is committed leaves it to the next one.
+    """
     calls = Calls()
     transport = await parked(calls)
     leave_undecided(transport)
     if store == "is lost":
         transport.lose_store()
+    if dies is not None:
+        dying = transport.pause(Step.COMMIT, durable=dies)
+        async with MemoryPartition(calls, "1m", transport=transport) as orders:
+            await orders.advance(1_000)
+            assert dying.reached
+            assert calls.seen == [b"one", b"two"]
     async with MemoryPartition(calls, "1m", transport=transport) as orders:
         await orders.advance(1_000)
-        assert faults(orders) == ["CommitUndecidedError"]
-        assert orders.waiting == {"1m": 2}
-        await orders.to_rest()
-        assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
-
-
-@pytest.mark.parametrize("durable", [False, True])
-@pytest.mark.parametrize("store", ["has read it", "is lost"])
-async def test_a_worker_that_dies_while_it_has_a_transaction_end_leaves_that_to_the_next_one(
-    store: str, durable: bool
-) -> None:
-    """Before or after its own transaction is committed, and before it opens again."""
-    calls = Calls()
-    transport = await parked(calls)
-    leave_undecided(transport)
-    if store == "is lost":
-        transport.lose_store()
-    dying = transport.pause(Step.COMMIT, durable=durable)
-    async with MemoryPartition(calls, "1m", transport=transport) as orders:
-        await orders.advance(1_000)
-        assert dying.reached
-        assert calls.seen == [b"one", b"two"]
-    async with MemoryPartition(calls, "1m", transport=transport) as orders:
-        await orders.advance(1_000)
-        assert faults(orders) == ([] if durable else ["CommitUndecidedError"])
+        assert faults(orders) == ([] if dies else ["CommitUndecidedError"])
         assert orders.waiting == {"1m": 2}
         await orders.to_rest()
         assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]

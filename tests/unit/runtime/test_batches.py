@@ -93,28 +93,40 @@ async def test_the_brokers_time_comes_from_a_topic_of_ours(producer: _Producer, 
     assert not lone.on_appended(times.append)
 
 
+FEW = "fewer copies are in sync than its min.insync.replicas asks for"
+
+
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "raised", "problem", "closed"),
     [
-        (PolicyViolationError(), "its broker refuses records for it (PolicyViolationError)"),
-        (UnknownError(), "its broker refuses records for it (UnknownError)"),
-        (TopicAuthorizationFailedError(OUT), DENIED),
-        (KafkaError(), None),
-        (ConnectionError(), None),
+        (PolicyViolationError(), HandOffRefusedError, "its broker refuses records for it (PolicyViolationError)", {}),
+        (UnknownError(), HandOffRefusedError, "its broker refuses records for it (UnknownError)", {}),
+        (TopicAuthorizationFailedError(OUT), TopicAuthorizationFailedError, DENIED, {}),
+        (NotEnoughReplicasError(), TooFewCopiesError, None, {1: FEW}),
+        (NotEnoughReplicasAfterAppendError(), TooFewCopiesError, None, {1: FEW}),
+        (LeaderNotAvailableError(), NoLeaderError, None, {1: "it has no leader"}),
+        (KafkaError(), KafkaError, None, {}),
+        (ConnectionError(), ConnectionError, None, {}),
     ],
 )
-async def test_what_a_broker_refuses_for_good_is_noted(
-    producer: _Producer, destination: Destination, error: Exception, problem: str | None
+async def test_what_a_broker_refuses_is_noted(
+    producer: _Producer,
+    destination: Destination,
+    error: Exception,
+    raised: type[Exception],
+    problem: str | None,
+    closed: dict[int, str],
 ) -> None:
-    """So that the next publish is refused in the handler; what passes by itself is a matter of the lane."""
+    """Of its topic or of one partition: else the lane would fail again and again. What passes by itself is not."""
     sent = await producer.send(*publications(destination, 1), ours())
     for answer in producer.answers:
         answer.set_exception(error)
-    with pytest.raises((type(error), HandOffRefusedError)):
+    with pytest.raises(raised, match=OUT if closed else None):
         await sent.offsets()
     await told()
-    assert destination.fresh(1.0)
-    assert destination.problem == problem
+    destination.doubt(1)
+    assert destination.fresh(1.0) is bool(problem or closed), "of that another look may know nothing"
+    assert (destination.problem, destination.closed) == (problem, closed)
 
 
 @pytest.mark.parametrize(
@@ -145,29 +157,6 @@ async def test_a_topic_that_is_not_there_is_named(producer: _Producer, monkeypat
     monkeypatch.setattr(producer, "send_batch", gone)
     with pytest.raises(TopicGoneError, match=rf"topic {OURS} is not there"):
         await producer.send(ours())
-
-
-@pytest.mark.parametrize(
-    ("error", "problem"),
-    [
-        (NotEnoughReplicasError(), "fewer copies are in sync than its min.insync.replicas asks for"),
-        (NotEnoughReplicasAfterAppendError(), "fewer copies are in sync than its min.insync.replicas asks for"),
-        (LeaderNotAvailableError(), "it has no leader"),
-    ],
-)
-async def test_a_partition_that_takes_nothing_is_noted(
-    producer: _Producer, destination: Destination, error: Exception, problem: str
-) -> None:
-    """Else the lane would fail again and again: the record is read again, its handler runs again, and publishes."""
-    sent = await producer.send(*publications(destination, 1), ours())
-    for answer in producer.answers:
-        answer.set_exception(error)
-    with pytest.raises((NoLeaderError, TooFewCopiesError), match=OUT):
-        await sent.offsets()
-    await told()
-    destination.doubt(1)
-    assert destination.fresh(1.0)
-    assert (destination.problem, destination.closed) == (None, {1: problem})
 
 
 async def test_a_refusal_names_the_topic_and_the_size_of_the_record(producer: _Producer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from random import Random
 from types import SimpleNamespace
@@ -239,6 +240,37 @@ async def test_a_worker_whose_main_topic_is_deleted_is_not_ready_and_says_so(
     assert ([info.state for info in view.partitions("orders")], view.ready()) == (["elsewhere"] * 2, True)
 
 
+def client_of(runtime: Runtime, *held: int, unled: Mapping[int, int | None] | None = None) -> Any:
+    """Return a client that holds these partitions; the group has committed 90 of 100 records."""
+    leaders = unled or {}
+
+    async def committed(tps: Collection[Any]) -> dict[Any, Any]:
+        return dict.fromkeys(tps, SimpleNamespace(offset=90))
+
+    async def ends(tps: Collection[Any]) -> dict[Any, int]:
+        assert not {tp.partition for tp in tps} & {*leaders}, "the client would ask until there is a leader"
+        return dict.fromkeys(tps, 100)
+
+    async def times(asked: dict[Any, int]) -> dict[Any, Any]:
+        return {tp: SimpleNamespace(offset=95) for tp in await ends([*asked])}
+
+    async def position(tp: Any) -> int:
+        assert tp.partition == 0, "it waits until there is one"
+        return 100
+
+    assert isinstance(runtime.app.consumer, RetryConsumer)
+    runtime.app.consumer._thread.thread_loop.close()  # never run
+    cluster = SimpleNamespace(leader_for_partition=lambda tp: leaders.get(tp.partition, 7))
+    return SimpleNamespace(
+        _client=SimpleNamespace(cluster=cluster),
+        offsets_for_times=times,
+        _coordinator=SimpleNamespace(fetch_committed_offsets=committed),
+        end_offsets=ends,
+        position=position,
+        assignment=lambda: {ClientTopicPartition("orders", number) for number in held},
+    )
+
+
 @pytest.mark.parametrize(
     ("unled", "lag"),
     [({}, [(0, 0), (1, 10)]), ({1: -1}, [(0, 0)]), ({0: None}, [(1, 10)]), ({0: -1, 1: -1}, [])],
@@ -255,34 +287,8 @@ async def test_a_partition_whose_lane_does_not_open_lags(
     orders.engine.in_flight = 0
     runtime.placed["orders", 1] = cast("Any", SimpleNamespace(lane=shut, engine=SimpleNamespace(in_flight=0)))
     runtime.served["orders"].deletes_after_ms = 60_000
-
-    async def committed(tps: list[Any]) -> dict[Any, Any]:
-        return {tp: SimpleNamespace(offset=90) for tp in tps}
-
-    async def ends(tps: list[Any]) -> dict[Any, int]:
-        assert not {tp.partition for tp in tps} & {*unled}, "the client would ask until there is a leader"
-        return dict.fromkeys(tps, 100)
-
-    async def times(asked: dict[Any, int]) -> dict[Any, Any]:
-        return {tp: SimpleNamespace(offset=95) for tp in await ends([*asked])}
-
-    async def position(tp: Any) -> int:
-        assert tp.partition == 0, "it waits until there is one"
-        return 100
-
-    client = SimpleNamespace(
-        _client=SimpleNamespace(
-            cluster=SimpleNamespace(leader_for_partition=lambda tp: unled.get(tp.partition, 7)),
-        ),
-        offsets_for_times=times,
-        _coordinator=SimpleNamespace(fetch_committed_offsets=committed),
-        end_offsets=ends,
-        position=position,
-        assignment=lambda: {ClientTopicPartition("orders", number) for number in (0, 1)},
-    )
+    client = client_of(runtime, 0, 1, unled=unled)
     monkeypatch.setattr(RetryConsumer, "in_thread", lambda _self, ask: ask(client))
-    assert isinstance(runtime.app.consumer, RetryConsumer)
-    runtime.app.consumer._thread.thread_loop.close()  # never run
     lags = await RuntimeView(runtime).lags("orders")
     assert [(each.partition, each.main) for each in lags] == lag
     assert [each.partition for each in lags if each.expiring] == [number for number, behind in lag if behind]
@@ -292,27 +298,13 @@ async def test_a_rebalance_while_lags_are_asked_for_fails_no_page(
     runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The consumer's thread answers later: the partition may be gone by then. Pages and metrics ended in a KeyError."""
-
-    async def offsets(tps: Any) -> dict[Any, Any]:
-        return dict.fromkeys(tps, SimpleNamespace(offset=90))
-
-    async def ends(tps: Any) -> dict[Any, int]:
-        return dict.fromkeys(tps, 100)
-
-    client = SimpleNamespace(
-        _client=SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda _: 7)),
-        _coordinator=SimpleNamespace(fetch_committed_offsets=offsets),
-        end_offsets=ends,
-        assignment=frozenset,
-    )
+    client = client_of(runtime)
 
     async def in_thread(_self: RetryConsumer, ask: Any) -> Any:
         runtime.placed.clear()
         return await ask(client)
 
     monkeypatch.setattr(RetryConsumer, "in_thread", in_thread)
-    assert isinstance(runtime.app.consumer, RetryConsumer)
-    runtime.app.consumer._thread.thread_loop.close()  # never run
     assert [lag.main for lag in await RuntimeView(runtime).lags("orders")] == [10]
 
 

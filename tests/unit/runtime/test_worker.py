@@ -161,7 +161,8 @@ def test_what_a_worker_suggests_names_the_app_that_it_was_given(capsys: pytest.C
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, operators: str = "", **settings: Any) -> Any:
-    """Return an app's settings after a worker has chosen folder and port."""
+    """Return an app's settings after a worker has chosen its folder, and the port 6070."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     monkeypatch.setenv("RETRYAPP_WEB_OPERATORS", operators)
     monkeypatch.setenv("TMPDIR", str(folder))
     app = faust.App("billing", datadir=str(folder / "data"), **settings)
@@ -188,7 +189,6 @@ def test_pages_that_others_reach_need_somebody_who_may(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bind: str, operators: str, refused: bool
 ) -> None:
     """Else everybody there could look: the worker ends with one line that says what to set."""
-    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     ctx = pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_OPERATORS") if refused else nullcontext()
     with ctx as error:
         settled(monkeypatch, tmp_path, operators, web_bind=bind)
@@ -219,7 +219,6 @@ def test_a_port_that_was_asked_for_is_used_if_it_is_fausts_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`faust worker --web-port 6066` led to 6067: it looked like none, and the check before the start held its lock."""
-    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     context = click.Context(click.Command("worker"))
     context.params["web_port"] = 6066
     with context:
@@ -232,7 +231,6 @@ def test_a_long_session_needs_no_second_setting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, session_s: float, request_s: float
 ) -> None:
     """Faust's consumer ended in a traceback where a request may end before a session, also one from the environment."""
-    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     assert settled(monkeypatch, tmp_path, broker_session_timeout=session_s).broker_request_timeout == request_s
     monkeypatch.setenv("BROKER_SESSION_TIMEOUT", str(session_s))
     assert settled(monkeypatch, tmp_path).broker_request_timeout == request_s
@@ -242,7 +240,6 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Other containers do not know its host name; what the user has chosen stays, as an address behind a proxy."""
-    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     bind: Any = {"web_bind": "0.0.0.0", "operators": "anyone:look", "broker": "kafka://127.0.0.2:9092"}  # noqa: S104
     assert str(settled(monkeypatch, tmp_path, **bind).canonical_url) == "http://127.0.0.1:6070"
     assert str(settled(monkeypatch, tmp_path, web_host="w1", **bind).canonical_url) == "http://w1:6070"
@@ -258,7 +255,6 @@ def test_a_worker_advertises_the_loopback_address_that_it_listens_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bind: str, host: str
 ) -> None:
     """Nothing listens on the address from which it reaches the broker."""
-    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
     conf = settled(monkeypatch, tmp_path, web_bind=bind, broker="kafka://127.0.0.2:9092")
     assert str(conf.canonical_url) == f"http://{host}:6070"
 
