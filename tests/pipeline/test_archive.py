@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,13 +26,11 @@ from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
 STRANGE_FOLDER = "what failed, 100%20 ü"
 """Nothing in a path is taken for a URI's."""
-
-Rows = Callable[..., "list[Row]"]
 
 
 @pytest.fixture
@@ -47,16 +44,11 @@ def lake(spark: SparkSession, folder: Path) -> Lake:
     return open_lake(spark, str(folder))
 
 
-@pytest.fixture
-def rows(lake: Lake) -> Rows:
-    return lambda *order: Tables(lake).read().orderBy(*order).collect()
-
-
 def gaps_of(result: archive.Archived) -> list[tuple[str, int, int | None, int | None]]:
     return [(gap.reason, gap.partition, gap.from_offset, gap.to_offset) for gap in result.gaps]
 
 
-def test_each_record_once_with_its_bytes(group: Group, lake: Lake, rows: Rows, folder: Path) -> None:
+def test_each_record_once_with_its_bytes(group: Group, lake: Lake, folder: Path) -> None:
     """Null differs from empty, unreadable records are kept, aborted ones are not read; no rerun has a record again."""
     group.retry(0, waiting(0), key=b"\x00\xff", value=b"")
     group.dead(1, dead(1), key=None, value=None)
@@ -69,7 +61,7 @@ def test_each_record_once_with_its_bytes(group: Group, lake: Lake, rows: Rows, f
     job = group.archive(lake)
     result = job.run_once()
     assert (result.rows, result.gaps, len(result.new_lives)) == (6, (), 3)
-    found = {(row["station"], row["partition"], row["offset"]): row for row in rows("offset")}
+    found = {(row["station"], row["partition"], row["offset"]): row for row in Tables(lake).read().collect()}
     retried = found["retry", 0, 0]
     assert (bytes(retried["key"]), bytes(retried["value"])) == (b"\x00\xff", b"")
     assert [(h["key"], bytes(h["value"])) for h in retried["headers"]] == list(encode_metadata(waiting(0)))
@@ -84,7 +76,7 @@ def test_each_record_once_with_its_bytes(group: Group, lake: Lake, rows: Rows, f
     assert places_of(folder) == group.places()
 
 
-def test_gaps_and_epochs(group: Group, lake: Lake, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_and_epochs(group: Group, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """What retention took first is reported once; a topic made again is no continuation of the former one.
 
     Where it is made again while it is read, it is not known of which of the two the rows are.
@@ -103,10 +95,8 @@ def test_gaps_and_epochs(group: Group, lake: Lake, rows: Rows, monkeypatch: pyte
     result = job.run_once()
     assert result.rows == 7
     assert gaps_of(result) == [(RECREATED, 0, 6, None), (RECREATED, 1, 0, None)]
-    assert [(row["epoch"], row["offset"]) for row in rows("epoch", "offset")] == [
-        *((1, offset) for offset in (0, 4, 5)),
-        *((2, offset) for offset in range(7)),
-    ]
+    rows = Tables(lake).read().select("epoch", "offset").orderBy("epoch", "offset").collect()
+    assert list(map(tuple, rows)) == [(1, 0), (1, 4), (1, 5), *((2, offset) for offset in range(7))]
     again = job.run_once()
     assert (again.rows, again.gaps) == (0, ())
     assert len(Gaps(lake).rows()) == 3
