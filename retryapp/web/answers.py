@@ -17,10 +17,10 @@ from urllib.parse import quote
 from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
-from retryapp.core.errors import DamagedMetadataError, EnvironmentFault, RetryAppError
+from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import Mask
-from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
+from retryapp.core.record import Origin, Record, failure_id
 from retryapp.core.rows import is_stopped
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.decoding import Decoding, Searching, Show, undecoded
@@ -37,10 +37,11 @@ from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock
 from retryapp.runtime.machine.threads import Daemons
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import Operators, Person, Role
+from retryapp.web.addresses import find_address, letter_address, origin_asked
 from retryapp.web.attention import needs_action
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
-from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
+from retryapp.web.errors import SOON, PageError, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import OPEN, other_owners, partition_facts, partition_part, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, Row, chosen_of, dead_here, may_lack, merged_facts, share_of, waiting_here
@@ -487,31 +488,3 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
-
-
-def letter_address(main: str, letter: DeadEntry) -> str:
-    """Return the address of the page of a dead letter."""
-    topic = f"?letters={letter.letters}" if letter.letters else ""
-    return f"{PAGES_PREFIX}/{quote(main, safe='')}/dead/{letter.partition}/{letter.row.offset}{topic}"
-
-
-def find_address(info: HandlerInfo, origin: Origin) -> str:
-    """Return the address that leads to wherever a record is now."""
-    name = quote(failure_id(info.group, origin), safe="")
-    return f"{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={name}"
-
-
-def origin_asked(info: HandlerInfo, question: Question) -> Origin:
-    """Return the record that a question names by its failure id.
-
-    Raises:
-        PageError: 400 when it is no failure id of this handler.
-    """
-    wanted = question.query.get("id", "").strip()
-    try:
-        group, origin = parse_failure_id(wanted)
-    except DamagedMetadataError as error:
-        raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
-    if (group, origin.topic) != (info.group, info.main):
-        raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
-    return origin

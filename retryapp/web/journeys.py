@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
 
 from retryapp.core.causes import cause_id
 from retryapp.core.control import mark_of
@@ -25,8 +24,9 @@ from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.failures import failures_of
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts, pending_summary
-from retryapp.ports import ELSEWHERE, PAGES_PREFIX, HandlerInfo, PendingEntry
-from retryapp.web.answers import Answers, origin_asked
+from retryapp.ports import ELSEWHERE, HandlerInfo, PendingEntry
+from retryapp.web.addresses import find_address, origin_asked
+from retryapp.web.answers import Answers
 from retryapp.web.errors import bad_parameter, not_found
 from retryapp.web.figures import OPEN, web_url
 from retryapp.web.group import Group
@@ -101,7 +101,7 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "planned": planned(info, last),
         "held_back_by": last.get("held_back_by"),
         "max_attempts": info.max_attempts,
-        "find": f"{owner}{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
+        "find": owner + find_address(info, origin),
     }
 
 

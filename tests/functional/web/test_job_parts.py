@@ -42,10 +42,10 @@ async def test_a_job_says_how_many_of_its_replays_failed_again(worker: FakeWorke
         assert [(each["outcomes"], each["failed_again"]) for each in said.values()] == [(100, 60), (0, None)]
         first = words(await site.page(f"{BASE}/jobs/77aa00bb11"))
         assert "60 of 100 failed again at their first attempt 0 refused" in first
-        assert "known: a worker" not in first
+        assert "Known outcomes" not in first
         second = words(await site.page(f"{BASE}/jobs/3f9ca81b02"))
         assert "unknown failed again at their first attempt" in second
-        assert "No outcome of a replay is known: a worker counts those that it has seen itself" in second
+        assert "Known outcomes of replays: 0 of 305. A worker counts those that it has seen itself" in second
         listed = words(await site.page(f"{BASE}/jobs"))
         assert "60 of 100" in listed
         for part in worker.remembered[MAIN][0]:
