@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final, Protocol
 
-from retryapp.core.errors import InvalidSettingError
+from retryapp.core.errors import InvalidSettingError, shown
 from retryapp.engine.handler.handler import Handler
 
 _OF_A_WORKER: Final = ("function", "policy", "destinations")
@@ -27,9 +27,12 @@ def declared_handler(retries: Declares, main: str, more: Mapping[str, Any]) -> t
     """Return the handler of a topic, and what a partition of it takes, with `more` in place of what is declared.
 
     Raises:
+        TypeError: it is no `Retries`, as the app that it extends.
         LookupError: no handler of this topic is declared.
         InvalidSettingError: an argument is the declaration's; or its value type has a name that is not defined.
     """
+    if not hasattr(retries, "handlers"):
+        raise TypeError(f"expected the Retries that declares the handler, got {shown(retries)}")
     declared = {handler.main: handler for handler in retries.handlers}
     if main not in declared:
         others = f"only of {', '.join(declared)}" if declared else "nor of any other topic"

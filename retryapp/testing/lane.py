@@ -33,7 +33,7 @@ Request = Callable[[str, Callable[[], Any]], asyncio.Future[Any]]
 
 
 class Step(StrEnum):
-    """A step of a lane; see `engine.lane.lane` for their order."""
+    """A step of a lane (see `engine.lane.lane` for their order), or a request that it sends to the broker."""
 
     PROVE = "prove"
     FENCE = "fence"
@@ -44,6 +44,12 @@ class Step(StrEnum):
     APPLY = "apply"
     HOLD = "hold"
     CLOSE = "close"
+
+    BOUNDS = "bounds"
+    TAIL = "tail"
+    RECORDS = "records"
+    PRODUCE = "produce"
+    OFFSETS = "offsets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +234,12 @@ class MemoryLaneTransport(MemoryLane):
     # -- faults ---------------------------------------------------------------------------------------------------
 
     def fail(self, step: Step, error: BaseException, *, after: int = 0, times: int = 1, durable: bool = False) -> None:
-        """Make `times` calls of a step fail, `after` others; a `durable` one takes effect, only its answer is lost."""
-        self._faults[step].extend([None] * after + [Pause(durable=durable, error=error)] * times)
+        """Make `times` calls of a step fail, `after` others; a `durable` one takes effect, only its answer is lost.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        self._faults[Step(step)].extend([None] * after + [Pause(durable=durable, error=error)] * times)
 
     def pause(self, step: Step, *, after: int = 0, durable: bool = False) -> Pause:
         """Make a call of a step wait until the returned event is set: the moment to inspect, or to end the worker.
@@ -245,7 +255,7 @@ class MemoryLaneTransport(MemoryLane):
         if step is Step.APPLY:
             raise ValueError("apply is not asynchronous; pause a commit with durable=True: it waits just before")
         pause = Pause(durable=durable)
-        self._faults[step].extend([*[None] * after, pause])
+        self._faults[Step(step)].extend([*[None] * after, pause])
         return pause
 
     def lose_store(self) -> None:

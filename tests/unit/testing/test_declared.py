@@ -150,6 +150,12 @@ def test_what_gives_no_random_numbers_is_named(random: Any) -> None:
     assert MemoryPartition(charge, random=Random(7)).handler.name.endswith("charge")
 
 
+def test_an_app_in_place_of_its_retries_is_named() -> None:
+    """It was an AttributeError of ours."""
+    with pytest.raises(TypeError, match="expected the Retries that declares the handler, got <App"):
+        MemoryPartition.of(faust.App("shop", broker="kafka://127.0.0.1:1"), "orders")  # type: ignore[arg-type]
+
+
 async def test_a_script_gets_what_the_declared_function_would(retries: Retries) -> None:
     """Names in the value type are those of the declared function's module, whatever takes its place."""
     script = Script()

@@ -103,6 +103,14 @@ async def test_a_commit_of_a_dead_worker_arrives_late_unless_it_is_fenced(
     assert visible(transport) == ((0, 0, 0) if fenced else (1, 1, 2))
 
 
+def test_a_step_that_is_none_is_refused() -> None:
+    """Nothing ever failed at it, so a test with it proved nothing."""
+    with pytest.raises(ValueError, match="'comit' is not a valid Step"):
+        MemoryLaneTransport().fail("comit", OSError())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'comit' is not a valid Step"):
+        MemoryLaneTransport().pause("comit")  # type: ignore[arg-type]
+
+
 def test_a_step_that_cannot_wait_cannot_be_paused() -> None:
     """It would block the event loop, or not wait at all."""
     with pytest.raises(ValueError, match="durable=True"):
