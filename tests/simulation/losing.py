@@ -8,6 +8,9 @@ newest of a key is not superseded.
 
 In the place of one that was noted as settled, and has no row any more, a new record is passed (docs/protocol.md, rule
 14): it is left out here.
+
+Where a changelog has lost its end, and the store of its partition has more, nothing begins any more, and nothing is
+written, until an operator decides: it could not be known what else is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from math import inf
 from random import Random
 from typing import Final
 
+from typing_extensions import override
+
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
 from retryapp.core.row_keys import is_identity
@@ -29,6 +34,7 @@ from retryapp.core.rows import decode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.ports import Committed, Observation, TopicPartition
+from retryapp.testing import MemoryPendingTable
 from simulation.beyond import read_note
 from simulation.broker import Broker
 from simulation.disk import SimDisk
@@ -38,7 +44,7 @@ from simulation.newest import SUPERSEDED
 from simulation.scripts import POLICIES, WAITS_MS, end
 from simulation.sessions import opening_of
 from simulation.story import FINE, step
-from simulation.worker import CONCURRENCY, SimWorker
+from simulation.worker import CONCURRENCY, TOPIC_ID, SimWorker
 
 FEED_S: Final = 6.0
 FAULTS_S: Final = 12.0
@@ -342,6 +348,50 @@ class Losing:
             self.violation = "I4: not at rest in time"
         await asyncio.sleep(2.0)
         self._judge()
+
+
+class LosingChangelogs(Losing):
+    """The same of changelogs, with one worker that keeps its stores."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.workers, self.disks, self.slots, self.down_until_s = 1, self.disks[:1], [None], [0.0]
+        self._cut: dict[int, int] = {}
+        """Where changelogs end since, by partition."""
+
+    @override
+    def _strike(self, kind: str, slot: int, size: float) -> None:
+        super()._strike("kill" if kind == "store lost" else kind, slot, size)
+
+    @override
+    def _lose(self) -> None:
+        for number in range(self.partitions):
+            log = self.broker.logs[tp := TopicPartition(self.topology.pending_changelog, number)]
+            last = [entry.record.offset for entry in log.entries if entry.visible][-6:]
+            has = MemoryPendingTable(self.disks[0], f"{self.topology.prefix}.{number} of {TOPIC_ID}").next_offset
+            if number in self._cut or not last or (cut := self.random.choice(last)) >= has:
+                continue
+            log.entries = [entry for entry in log.entries if entry.record.offset < cut]
+            for txn in log.open:
+                del txn.first[tp]
+            log.open.clear()
+            log.end = self._cut[number] = cut
+            self.reached["a changelog has lost its end"] += 1
+
+    @override
+    def _begins(self, worker: str, record: Sent, delivery: Delivery, fenced_ms: float) -> None:
+        self._must("I34", record, "begins, and its changelog has lost its end", holds=record.number not in self._cut)
+
+    @override
+    def _at_rest(self) -> bool:
+        return True  # lanes that stay closed never are; others are judged elsewhere
+
+    @override
+    def _judge(self) -> None:
+        for number, cut in self._cut.items():
+            end_offset = self.broker.logs[TopicPartition(self.topology.pending_changelog, number)].end
+            if end_offset != cut and self.violation is None:
+                self.violation = f"I34 {number}: its changelog is written from {cut} on, and ends at {end_offset}"
 
 
 def _pass_by(_worker: SimWorker, _seen: Observation) -> None:

@@ -11,7 +11,7 @@ import pytest
 from retryapp.engine.lane import recovery
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.lost_rows import LostRows
-from simulation.losing import Losing
+from simulation.losing import Losing, LosingChangelogs
 
 SEEDS = range(60)
 """`make test` runs these, `make test-all` twelve times as many."""
@@ -29,6 +29,16 @@ def test_what_is_there_and_what_waits_comes_to_its_end(seeds: range) -> None:
     assert reached["an offset was set to the end"] > 0
 
 
+def test_a_changelog_that_has_lost_its_end_gets_nothing_and_nothing_begins() -> None:
+    """The store has more, so it is known."""
+    reached: Counter[str] = Counter()
+    for seed in SEEDS:
+        history = LosingChangelogs(seed)
+        assert history.run() is None, seed
+        reached += history.reached
+    assert reached["a changelog has lost its end"] > 0
+
+
 async def _none(*_: Any) -> list[int]:
     """Nothing that is noted is looked at."""
     return []
@@ -38,17 +48,18 @@ async def _not_looked(_self: Latest) -> None:
     """A row is of the record at its offset."""
 
 
-PLANTED: dict[str, tuple[Any, str, Any, int]] = {
-    "a note names what the topic has lost": (recovery, "noted_and_lost", _none, 81),
-    "a lost record replaces newer ones": (Latest, "_find_lost", _not_looked, 163),
-    "a row goes by the name of its record": (LostRows, "row_of", lambda _self, _record: (False, False), 8),
-    "a record does not wait for the row in its place": (LostRows, "holds", lambda _self, _run: False, 8),
+PLANTED: dict[str, tuple[type[Losing], int, Any, str, Any]] = {
+    "a note names what the topic has lost": (Losing, 81, recovery, "noted_and_lost", _none),
+    "a lost record replaces newer ones": (Losing, 163, Latest, "_find_lost", _not_looked),
+    "a row goes by the name of its record": (Losing, 8, LostRows, "row_of", lambda *_: (False, False)),
+    "a record does not wait for the row in its place": (Losing, 8, LostRows, "holds", lambda *_: False),
+    "an opening writes to what has lost its end": (LosingChangelogs, 2, recovery, "check_end", lambda *_: None),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found(name: str) -> None:
     """By the history of this number."""
-    owner, attribute, replaced, seed = PLANTED[name]
+    kind, seed, owner, attribute, replaced = PLANTED[name]
     with patch.object(owner, attribute, replaced):
-        assert Losing(seed).run() is not None
+        assert kind(seed).run() is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
-from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.errors import DamagedRowError, NewerRowError, UnreadableTopicError
 from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.lane_errors import (
     ChangelogReplacedError,
@@ -232,7 +232,10 @@ async def count_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[t
     """
     lost, reached, count = 0, 0, 1
     while some := rows[reached : reached + count]:
-        there = await reader.records(main, [offset for offset, _ in reversed(some)])
+        try:
+            there = await reader.records(main, [offset for offset, _ in reversed(some)])
+        except UnreadableTopicError:
+            return lost  # the partition stops there, once all before is done
         for offset, time in some:
             reached += 1
             if offset in there and _may_be(there[offset], time):

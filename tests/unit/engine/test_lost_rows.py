@@ -11,6 +11,7 @@ from test_beyond import noted
 from test_redelivery import copies
 from test_set_back import lose_end
 
+from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.holding import Holding
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -286,6 +287,14 @@ async def test_what_is_noted_is_looked_at_before_its_row_ends() -> None:
             await gate.end(orders, value)
         await orders.advance(500)
         assert (gate.done, transport.offsets[MAIN], noted(transport)) == ([b"old", b"hangs", b"new"], 2, {})
+
+
+async def test_what_cannot_be_read_now_keeps_no_lane_closed() -> None:
+    """The partition stops at that record, by its name, once all before is done."""
+    transport = await ahead()
+    transport.fail("records", UnreadableTopicError(*MAIN, 1, "no codec"))  # type: ignore[arg-type]
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (orders, gate):
+        assert (orders.lane.last_error, gate.started) == (None, [b"hangs"])
 
 
 async def test_the_one_before_is_not_replayed_while_the_new_one_runs() -> None:
