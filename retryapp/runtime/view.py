@@ -267,11 +267,18 @@ class RuntimeView:
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
         gauges = self.gauges({main: lag for main, lag in lags if lag})
-        text = self._runtime.metrics.collect(gauges).text
-        return await asyncio.get_running_loop().run_in_executor(_scrapes, text)
+        return await asyncio.get_running_loop().run_in_executor(_scrapes, self._text, gauges)
+
+    def _text(self, gauges: Gauges) -> bytes:
+        """Write gauges with the causes, in a thread: each partition may have hundreds."""
+        dead, waiting = (
+            {main: summed(chain.from_iterable(causes(main).values())) for main in gauges.partitions}
+            for causes in (self.causes, self.waiting_causes)
+        )
+        return self._runtime.metrics.collect(replace(gauges, causes=dead, waiting=waiting)).text()
 
     def gauges(self, lags: Mapping[str, Sequence[PartitionLag]] | None = None) -> Gauges:
-        """Return what the metrics show of this moment; the lags are those that the broker told."""
+        """Return what the metrics show of this moment but the causes; the lags are those that the broker told."""
         runtime, parts = self._runtime, self._all_partitions()
         now_ms = runtime.clock.wall_ms()
         return Gauges(
@@ -279,8 +286,6 @@ class RuntimeView:
             blocked={main: sum(info.is_blocked_long(now_ms) for info in infos) for main, infos in parts.items()},
             orphans={main: len(served.handler.orphans) for main, served in runtime.served.items()},
             durations={main: served.handler.durations for main, served in runtime.served.items()},
-            causes={main: summed(chain.from_iterable(self.causes(main).values())) for main in runtime.served},
-            waiting={main: summed(chain.from_iterable(self.waiting_causes(main).values())) for main in runtime.served},
             lags=lags or {},
             skew=runtime.clock.skew,
             rebalancing_s=runtime.rebalancing_s(),

@@ -58,17 +58,17 @@ class Page:
             person.require(self.needs)
             return await self.answer(request, person)
         except PageError as error:
-            return self.refuse(request, person, error)
+            return await self.refuse(request, person, error)
         except AccessDeniedError as error:
-            return self.refuse(request, person, PageError(503, "not-allowed", str(error), _PUT_RIGHT))
+            return await self.refuse(request, person, PageError(503, "not-allowed", str(error), _PUT_RIGHT))
         except RetryAppError as error:  # a table was closed while it was read, or no broker answers
-            return self.refuse(
+            return await self.refuse(
                 request, person, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON)
             )
         except Exception:  # edge of the process: the log has the traceback, the reader an answer
             logger.exception("retryapp.page_failed", extra={"path": request.rel_url.path})
             hint = "The worker's log has a traceback; retries go on"
-            return self.refuse(request, person, PageError(500, "page-failed", "this page failed", hint))
+            return await self.refuse(request, person, PageError(500, "page-failed", "this page failed", hint))
 
     def _refuse_other_methods(self, request: web.Request) -> None:
         if request.method not in self.methods:
@@ -125,7 +125,7 @@ class Page:
         body = await asyncio.get_running_loop().run_in_executor(_writers, write)
         return self.respond(body, HTML if is_html else JSON, status)
 
-    def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
+    async def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
         if not is_browser(request):
             return self.respond(to_json(error.facts).encode(), JSON, error.status, error.headers)
         main = request.match_info.get("main")
@@ -138,7 +138,8 @@ class Page:
             "links": error.links,
             "sent": request.method == "POST" and error.status == 400,
         }
-        return self.respond(to_html("error.html", facts).encode(), HTML, error.status, error.headers)
+        html = await asyncio.get_running_loop().run_in_executor(_writers, to_html, "error.html", facts)
+        return self.respond(html.encode(), HTML, error.status, error.headers)
 
     def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None

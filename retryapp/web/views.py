@@ -69,7 +69,7 @@ async def metrics(answers: Answers, _question: Question) -> tuple[bytes, str]:
 
 async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
     needs = {path: role for path, (_, _, role) in ROUTES} | {path: role for path, (_, role) in ACTIONS}
-    return to_json(document(tuple(needs.items()))).encode(), JSON
+    return await compute(lambda: to_json(document(tuple(needs.items()))).encode()), JSON
 
 
 def listed(own: Callable[[Answers, Question, Sequence[PartitionInfo]], Awaitable[Listing[Row]]]) -> Ask:

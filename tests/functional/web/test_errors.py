@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +15,7 @@ from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_wo
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.kafka import AccessDeniedError
+from retryapp.web import render
 from retryapp.web.access import Operators, Role
 from retryapp.web.views import ROUTES
 
@@ -232,3 +235,21 @@ async def test_a_table_that_was_closed_while_it_was_read_is_asked_for_again(
     status, headers, body = await site.get(f"{BASE}/pending")
     assert (status, headers["Retry-After"]) == (503, "2")
     assert_shape(body, "try-again")
+
+
+async def test_templates_are_read_in_threads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer of a worker, to a probe, held its event loop up for 80 ms."""
+    threads, loader = set[int](), render.PackageLoader
+
+    def noted(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return loader(*args)
+
+    monkeypatch.setattr(render, "PackageLoader", noted)
+    for cached in (render.environment, render.safety_headers):
+        cached.cache_clear()
+    await site.get("/retries/health")
+    assert threads == set()
+    assert "no handler for topic" in Outline(await site.page("/retries/nowhere/")).text
+    assert threads
+    assert threading.get_ident() not in threads

@@ -209,11 +209,13 @@ async def test_metrics_are_written_without_blocking_the_loop(
     runtime.metrics = MetricsObserver()
     gauges = told("read", lambda _lags: Gauges(partitions={"orders": view.partitions("orders")}))
     monkeypatch.setattr(view, "gauges", gauges)
+    monkeypatch.setattr(view, "causes", told("count", view.causes))
     monkeypatch.setattr(metrics, "generate_latest", told("write", metrics.generate_latest))
     text = await view.metrics_text()
     assert b"retryapp_rebalance_seconds" in text
     assert f'retryapp_partitions{{handler="orders"}} {PARTITIONS}'.encode() in text
     assert threads["read"] == threading.get_ident() != threads["write"]
+    assert threads["count"] == threads["write"], "a partition may have hundreds of causes"
 
 
 async def test_many_rows_due_at_one_instant_are_counted(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from functional.web.worker import BASE, EVIL, MAIN, NOW_MS, FakeWorker
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
-from retryapp.web import answers, attention, group, lists
+from retryapp.web import answers, attention, group, lists, views
 from retryapp.web.render import environment
 
 HTML_PAGES = [
@@ -277,6 +277,7 @@ async def test_causes_are_put_together_for_who_shows_them(
         (f"{BASE}/dead", lists, "merge"),
         ("/retries/part", answers, "spread"),
         (f"{BASE}/dead/0/238", answers, "payloads"),
+        ("/retries/api/openapi.json", views, "document"),
     ],
 )
 async def test_what_grows_with_partitions_causes_and_records_does_not_block_the_loop(
@@ -296,7 +297,7 @@ async def test_what_grows_with_partitions_causes_and_records_does_not_block_the_
 
     monkeypatch.setattr(module, work, noted)
     monkeypatch.setattr(site.worker, "partitions", looked)
-    await site.facts(path)
+    assert (await site.get(f"{path}?format=json"))[0] == 200
     assert threads
     assert threading.get_ident() not in threads
     assert len(looks) == len({*looks})
