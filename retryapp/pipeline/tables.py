@@ -28,6 +28,7 @@ _PROPERTIES: Final = {
     "delta.autoOptimize.optimizeWrite": "true",  # a file for each day of a batch, however many tasks read it
     "delta.logRetentionDuration": "interval 7 days",  # a round a minute is 1,440 commits a day
 }
+MOST_COMMITS: Final = 100  # from which a table is read by Delta, not by the files in its log
 
 
 class Tables:
@@ -78,11 +79,14 @@ class Tables:
             }
             version -= 1
 
-    def added_between(self, since: Sequence[int], until: Sequence[int]) -> list[str] | None:
+    def added_between(self, since: Sequence[int] | None, until: Sequence[int]) -> list[str] | None:
         """Return the URIs of the files with the rows that came after one commit and up to another (see ``place_of``).
 
-        None where files do not tell: rows were changed or removed meanwhile, or a file or a part of the log is gone.
+        ``since`` None: all rows. None where files do not tell: rows were changed or removed meanwhile, a file or a part
+        of the log is gone, or all of a log of more than ``MOST_COMMITS`` would have to be read.
         """
+        if since is None and until[0] > MOST_COMMITS:
+            return None
         added: list[str] = []
         for commit in self.commits():
             if place_of(commit) == since:
@@ -91,6 +95,8 @@ class Tables:
                 if commit["removed"]:
                     return None
                 added += commit["added"]
+            if since is None and commit["version"] == 0:
+                return added if all(map(self.files.exists, added)) else None
         return None
 
     def _commit(self, version: int) -> str:

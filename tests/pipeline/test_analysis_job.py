@@ -27,7 +27,7 @@ from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.report.page import to_page
 from retryapp.pipeline.sources import Life
-from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
+from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, place_of, quoted
 from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 DLQ = f"{GROUP}.{MAIN}.dlq"
+
+
+def taken(*offsets: int | None) -> TakenCut:
+    return TakenCut(GROUP, cut(*offsets), {}, {DLQ: None}, lives={DLQ: "id-dlq"})
 
 
 @dataclass
@@ -48,6 +52,10 @@ class Analysts:
     @property
     def derived(self) -> Derived:
         return Derived(self.lake)
+
+    @property
+    def job(self) -> Analysis:
+        return Analysis(self.lake, now_ms=lambda: NOON_MS)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -66,9 +74,7 @@ class Analysts:
     def analyse(self, *offsets: int | None, broker: str = "kafka-1:9092", login: str | None = None) -> Analysed:
         """Run the job up to an offset of each partition; None: Kafka has none."""
         self.append()
-        taken = TakenCut(GROUP, cut(*offsets), {}, {DLQ: None}, lives={DLQ: "id-dlq"})
-        job = Analysis(self.lake, now_ms=lambda: NOON_MS)
-        return job.run([taken], broker=broker, client_config=login)
+        return self.job.run([taken(*offsets)], broker=broker, client_config=login)
 
     def collect(self, now_ms: int = NOON_MS, **window: int) -> dict[str, Any]:
         return collect(self.lake, now_ms=now_ms, within_ms=1_000, **window)
@@ -121,6 +127,18 @@ def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed], cop
     shutil.rmtree(copied.folder)
     assert copied.analyse(6).is_new
     assert {name: sorted(map(repr, copied.derived.read(name).collect())) for name in DERIVED_TABLES} == tables
+
+
+def test_the_log_names_the_files_with_all_rows(spark: SparkSession, copied: Analysts) -> None:
+    """So a first analysis needs no query of Delta's; joined or not, until rows were deleted."""
+    tables = Tables(copied.lake)
+    tables.join_small_files()
+    files = tables.added_between(None, place_of(next(tables.commits())))
+    assert files is not None
+    assert len(files) == 2
+    assert tables.read_files(files).count() == tables.read().count() == 9
+    spark.sql(f"DELETE FROM {quoted(copied.lake.table(RECORDS_TABLE))} WHERE offset = 0")  # noqa: S608 - a folder of this test
+    assert tables.added_between(None, place_of(next(tables.commits()))) is None
 
 
 @pytest.mark.extended

@@ -97,13 +97,14 @@ class Analysis:
 
         What was erased or expired since is in none of them: then all are read anew.
         """
-        known, files = list[str](), None
+        known, since = list[str](), None
         groups, archive = state["groups"], state["archive"]
         if former is not None and former["state"]["groups"] == groups and len(former["readings"]) < MOST_PIECES:
-            known, files = former["readings"], self._tables.added_between(former["state"]["archive"], archive)
-        if files == []:
+            known, since = former["readings"], former["state"]["archive"]
+        files = self._tables.added_between(since, archive)
+        if files == [] and known:
             return known
-        records = self._tables.read(archive) if files is None else self._tables.read_files(files)
+        records = self._tables.read_files(files) if files else self._tables.read(archive)
         piece = f"{READINGS_TABLE}-{run_id}"
         self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*groups))), piece)
         return [piece] if files is None else [*known, piece]
