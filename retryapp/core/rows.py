@@ -270,7 +270,10 @@ def encode_row(row: PendingRow) -> bytes:
 
 
 def row_header(raw: bytes, name: bytes) -> bytes | None:
-    """Return the value of a row's first header of a name without decoding the others, or None; raises as decode_row."""
+    """Return the value of a row's first header of a name without decoding the others, or None.
+
+    Raises as `decode_row` does, but not for a reference that cannot be read.
+    """
     try:
         key_length, value_length, count, more = _LENGTHS.unpack_from(raw, _LENGTHS_AT)
     except struct.error:

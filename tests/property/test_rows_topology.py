@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +122,7 @@ def test_one_header_is_read_as_among_all(found: list[PendingRow], other: bytes) 
 
 @given(rows, st.data())
 def test_one_header_of_a_damaged_row_is_named_damage(row: PendingRow, data: st.DataObject) -> None:
-    """The same bytes are refused as where the whole row is read."""
+    """The same bytes are refused as where the whole row is read, which alone reads where a payload is."""
     raw = bytearray(encode_row(row))
     row_header(bytes(raw), b"n")
     for at in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=3)):
@@ -129,7 +131,8 @@ def test_one_header_of_a_damaged_row_is_named_damage(row: PendingRow, data: st.D
     try:
         decode_row(damaged)
     except DamagedRowError as error:
-        with pytest.raises(type(error)):
+        is_whole = "no payload" in str(error)  # but for that, which is read last
+        with nullcontext() if is_whole else pytest.raises(type(error)):
             row_header(damaged, b"n")
     else:
         row_header(damaged, b"n")
