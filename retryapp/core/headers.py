@@ -347,7 +347,7 @@ class HeaderReader:
         value = self.found.get(header)
         if value is None:
             raise _missing(header)
-        return (_short_text if len(value) <= _SHORT_CHARS else _text)(header, value)
+        return _text(header, value)
 
     def name(self, header: str) -> str:
         """Read text that is not empty."""
@@ -392,6 +392,3 @@ def _text(header: str, value: bytes) -> str:
     if text is None:
         raise DamagedMetadataError(header, "expected percent-encoded ASCII text")
     return text
-
-
-_short_text = lru_cache(1_024)(_text)

@@ -19,6 +19,7 @@ are cut and clamped to fit a header, so no record is lost or blocks others becau
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -61,7 +62,7 @@ from retryapp.core.rules import Rule
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.traces import qualified_name
-from retryapp.core.values import replace, value_type
+from retryapp.core.values import value_type
 from retryapp.core.verdicts import Defer
 
 REPLAY: Final = "replay"

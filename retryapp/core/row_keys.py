@@ -16,9 +16,10 @@ the queue: that of a named circuit (a hash of its name) in a row that waits for 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.metadata import MAX_EPOCH_MS
@@ -46,7 +47,8 @@ _KEY: Final = struct.Struct(">QBQIQ")
 _DUE: Final = struct.Struct(">Q")
 
 
-class RowKey(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class RowKey:
     """A decoded row key; sorts as its bytes do."""
 
     due_at_ms: int

@@ -246,13 +246,8 @@ def encode_row(row: PendingRow) -> bytes:
     parts: list[bytes] = []
     for name, value in row.headers:
         raw = _OUR_NAMES.get(name) or name_bytes(name)
-        parts.append(raw)
-        lengths.append(len(raw))
-        if value is None:
-            lengths.append(-1)
-        else:
-            parts.append(value)
-            lengths.append(len(value))
+        lengths += (len(raw), -1 if value is None else len(value))
+        parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
     state, more, flags = int(row.hold > 0), row.more, row.flags
     if row.failure:

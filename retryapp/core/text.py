@@ -71,15 +71,7 @@ def escape_text(text: str, max_bytes: int, *, in_list: bool = False) -> bytes:
 
 def unescape_text(raw: bytes) -> str | None:
     """Decode percent-encoded text; None if it is not, or its bytes are not UTF-8."""
-    if raw.isascii() and b"%" not in raw and b"+" not in raw:
-        text = raw.decode("ascii")
-        return text if text.isprintable() else None
-    if not _ESCAPED.fullmatch(raw):
-        return None
-    try:
-        return unquote_to_bytes(raw).decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+    return (_unescaped_once if len(raw) <= _SHORT else _unescape)(raw)
 
 
 def _escape(text: str, max_bytes: int, in_list: bool) -> bytes:
@@ -92,4 +84,17 @@ def _escape(text: str, max_bytes: int, in_list: bool) -> bytes:
     return raw if text.isascii() and text.isprintable() else _UNPRINTABLE.sub(_percent, raw)
 
 
+def _unescape(raw: bytes) -> str | None:
+    if raw.isascii() and b"%" not in raw and b"+" not in raw:
+        text = raw.decode("ascii")
+        return text if text.isprintable() else None
+    if not _ESCAPED.fullmatch(raw):
+        return None
+    try:
+        return unquote_to_bytes(raw).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 _escaped_once = lru_cache(_REMEMBERED)(_escape)
+_unescaped_once = lru_cache(_REMEMBERED)(_unescape)

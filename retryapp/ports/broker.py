@@ -38,8 +38,7 @@ class Acks(Protocol):
 
 
 Sink = Callable[[list[Any], int], bool | None]
-"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough,
-but for what was read together with these."""
+"""Takes `(records, next_offset)`; all records of the partition before `next_offset` have been given. True: enough."""
 
 
 class TopicReader(Protocol):

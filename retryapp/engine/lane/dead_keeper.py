@@ -117,9 +117,9 @@ class DeadLetterKeeper:
         """Ask the table, as `mark_of` does."""
         return self._ask(lambda table: table.find(failure_id))
 
-    def newest(self, failure_ids: Sequence[str]) -> list[tuple[int, str | None] | None]:
-        """Ask the table about each of these, as `mark_of` does."""
-        return self._ask(lambda table: [*map(table.newest, failure_ids)])
+    def newest(self, failure_id: str) -> tuple[int, str | None] | None:
+        """Ask the table, as `mark_of` does."""
+        return self._ask(lambda table: table.newest(failure_id))
 
     def mark_of(self, letter: int) -> str | None:
         """Ask the table.

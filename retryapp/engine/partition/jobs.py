@@ -49,7 +49,7 @@ MOST_TOGETHER: Final = 10
 MOST_LOOKED: Final = 2_000
 """Letters that are looked at for one turn."""
 LOOKED_TOGETHER: Final = 10
-"""Of these, without a look at the time: each takes 10 us, and 60 more where it is replayed."""
+"""Of these, without a look at the time: each takes 10 us."""
 MOST_AHEAD_BYTES: Final = 2 << 20
 """Bytes of letters that are read ahead, of each job, and of letters of one turn."""
 FAULT_MS: Final = 5_000.0
@@ -64,8 +64,6 @@ CATCH_UP_MS: Final = 250.0
 """What a part may catch up of its rate: a transaction takes some time, on a busy machine more than 100 ms."""
 LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
-
-_FAILURES: Final = frozenset((Event.FAILED, Event.DEAD))
 
 logger = logging.getLogger(__name__)
 
@@ -199,20 +197,15 @@ class Jobs:
             return
         if run.claim is not None and run.claim.on_hold is not None and not run.begun:
             return  # it has not run: somebody holds it
-        job = metadata.replay_id or ""
-        if job in self._waiting:
-            self._waiting[job].discard(run.place)
-        part = self.steering.part(job)
+        self._waiting.get(metadata.replay_id or "", set()).discard(run.place)
+        part = self.steering.part(metadata.replay_id or "")
         if part is None:
             return
-        failed = not _FAILURES.isdisjoint([seen.event for seen in outcome.observations])
+        failed = any(seen.event in (Event.FAILED, Event.DEAD) for seen in outcome.observations)
         part.outcomes += 1
-        if failed:
-            part.failed_again += 1
+        part.failed_again += failed
         if not part.over:
-            if job not in self._outcomes:
-                self._outcomes[job] = deque(maxlen=LAST_OUTCOMES)
-            self._outcomes[job].append(failed)
+            self._outcomes.setdefault(part.job, deque(maxlen=LAST_OUTCOMES)).append(failed)
 
     def _fails(self, part: Part, canary: int) -> str:
         """Return why a part that has letters left pauses itself; empty: it does not."""
@@ -398,28 +391,29 @@ class Jobs:
     async def _judge(self, part: Part, order: JobPart, letters: list[Letter]) -> list[Effect]:
         """Return what becomes of letters; count those that are refused.
 
-        Nothing comes between a look at the tables and what becomes of those letters. In an ordered handler nothing
-        comes between that and their turn, either: a sequence has them already.
+        In an ordered handler nothing comes between that and their turn: a sequence has them already.
         """
         effects, taken = list[Effect](), set[str]()
+        await self._context.rounds.turn(self)
         command = Command(id=part.job, verb=order.verb, failure_id="?", by=part.by, why=part.why, force=order.force)
-        together = LOOKED_TOGETHER if self._context.handler.order is Order.NONE else MOST_AT_ONCE
-        for at in range(0, len(letters), together):
-            await self._context.rounds.turn(self)
+        ordered = self._context.handler.order is not Order.NONE
+        if ordered:
+            self._letters.look(letters)
+        for letter in letters:
+            if not ordered:
+                await self._context.rounds.turn(self)
             if not self._transport.letters_here:
                 break  # a sequence would have a record that does not come back: the step is not taken
-            some = letters[at : at + together]
-            for letter, newest in zip(some, self._letters.look(some), strict=False):
-                name = letter.failure_id
-                if name in taken:  # its tables do not have what this turn does
-                    self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)
-                    continue
-                try:
-                    effects.append(self._letters.of_job(command, letter, newest))
-                except RefusedError as error:
-                    self._refuse(part, error.refusal, str(error), name)  # it may have a newer one among these
-                else:
-                    taken.add(name)
+            name = letter.failure_id
+            if name in taken:  # its tables do not have what this turn does
+                self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)
+                continue
+            try:
+                effects.append(self._letters.of_job(command, letter))
+            except RefusedError as error:
+                self._refuse(part, error.refusal, str(error), name)  # it may have a newer one among these
+            else:
+                taken.add(name)
         return effects
 
     def _refuse(self, part: Part, refusal: Refusal, text: str, name: str = "") -> None:

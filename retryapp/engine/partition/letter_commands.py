@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import (
@@ -102,14 +102,6 @@ class Letter:
     """With the headers that are not ours."""
     metadata: RetryMetadata
     failure_id: str
-
-
-class Newest(NamedTuple):
-    """Where the newest dead letter of a record is, and its mark."""
-
-    topic: str
-    offset: int
-    mark: str | None
 
 
 def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, origin: Origin) -> None:
@@ -211,7 +203,7 @@ class LetterCommands:
         for topic, keeper in self._transport.dead_keepers.items():
             tp = TopicPartition(topic, self._transport.place.partition)
             with suppress(Exception):  # then each is read alone, and its command told what is wrong
-                offsets = {newest[0] for newest in keeper.newest(names) if newest is not None}
+                offsets = {newest[0] for newest in map(keeper.newest, names) if newest is not None}
                 letters = await self._transport.reader.records(tp, sorted(offsets), most_bytes=left)
                 self._ahead[tp] = dict(letters)
                 left -= sum(held_bytes(each.key, each.value, each.headers) for each in letters.values())
@@ -233,39 +225,36 @@ class LetterCommands:
         except LettersUnknownError as error:
             raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
 
-    def look(self, letters: Sequence[Letter]) -> list[Newest | None]:
-        """Return the newest dead letter of each record of a job's letters; None: the letter's table has none.
-
-        All are looked up before anything comes of one: nothing where a table fails, and `letters_here` says so.
-        """
-        keepers, names = self._transport.dead_keepers, [letter.failure_id for letter in letters]
+    def look(self, letters: Iterable[Letter]) -> None:
+        """Look letters of a job up, before anything comes of one: where their table fails, `letters_here` says so."""
         with suppress(LettersUnknownError):
-            found = zip(*[keeper.newest(names) for keeper in keepers.values()], strict=True)
-            return [self._newest_of(letter, keepers, each) for letter, each in zip(letters, found, strict=True)]
-        return []
+            for letter in letters:
+                for keeper in self._transport.dead_keepers.values():
+                    keeper.find(letter.failure_id)
 
-    def _newest_of(
-        self, letter: Letter, topics: Iterable[str], found: Iterable[tuple[int, str | None] | None]
-    ) -> Newest | None:
-        by_topic = {topic: Newest(topic, *each) for topic, each in zip(topics, found, strict=True) if each is not None}
-        newest = by_topic.get(letter.topic.topic)
-        if newest is None or len(by_topic) == 1:
-            return newest
-        keepers = self._transport.dead_keepers
-        ages = {topic: row.age for topic in by_topic if (row := keepers[topic].find(letter.failure_id)) is not None}
-        return by_topic[newest_letter([*ages], lambda topic: ages[topic])]
-
-    def of_job(self, command: Command, letter: Letter, newest: Newest | None) -> Effect:
-        """Return what becomes of a letter that a job has read; `command` is about each, and `look` has found `newest`.
+    def of_job(self, command: Command, letter: Letter) -> Effect:
+        """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
 
         Raises:
             RefusedError: it is refused.
         """
+        try:
+            return self._of_job(command, letter)
+        except LettersUnknownError as error:
+            raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
+
+    def _of_job(self, command: Command, letter: Letter) -> Effect:
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        if newest is None:
+        tables = self._transport.dead_keepers
+        found = {topic: each for topic in tables if (each := tables[topic].newest(letter.failure_id)) is not None}
+        topic = letter.topic.topic
+        if topic not in found:
             raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
-        topic, offset, mark = newest
+        if len(found) > 1:
+            ages = {name: row.age for name in found if (row := tables[name].find(letter.failure_id)) is not None}
+            topic = newest_letter([*ages], lambda name: ages[name])
+        offset, mark = found[topic]
         if (topic, offset) != (letter.topic.topic, letter.record.offset):
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {offset}")
         if command.verb is Verb.REPLAY and metadata.reason == DeadReason.CRASHED and is_open(mark):
@@ -274,10 +263,7 @@ class LetterCommands:
         if command.verb is Verb.REPLAY and mark == MarkKind.HANDLED:
             text = "its handler of dead letters is done with it, so no job replays it: do that alone, with --force"
             raise RefusedError(Refusal.HANDLED, text)
-        try:
-            return self._effect(command, letter, mark, identity_of(metadata.origin))
-        except LettersUnknownError as error:
-            raise RefusedError(Refusal.NOT_READY, _NOT_READY) from error
+        return self._effect(command, letter, mark, identity_of(metadata.origin))
 
     def _effect(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         replays, offset = letter.metadata.replays, letter.record.offset
@@ -336,8 +322,7 @@ class LetterCommands:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
         found: list[tuple[Letter, str | None]] = []
         for topic, keeper in self._transport.dead_keepers.items():
-            (newest,) = keeper.newest([command.failure_id])
-            if newest is not None:
+            if (newest := keeper.newest(command.failure_id)) is not None:
                 tp, (offset, mark) = TopicPartition(topic, self._transport.place.partition), newest
                 if (letter := await self._read(tp, offset)) is not None:
                     found.append((letter, mark))

@@ -280,11 +280,12 @@ class TailReader(TopicReader):
             found = await consumer.getmany(client_tp, timeout_ms=10, max_records=1)  # one list of records (`bare`)
             reached = int(await consumer.position(client_tp))
             if reached > position:
-                enough = False  # what is decoded is given: else the next reading would decode the same batch again
                 for records, next_offset in _slices(next(iter(found.get(client_tp, ())), []), reached):
-                    enough = sink(records, next_offset) or enough
+                    if sink(records, next_offset):
+                        reached = end_
+                        break
                     await asyncio.sleep(0)
-                position, moved_s = end_ if enough else reached, loop.time()
+                position, moved_s = reached, loop.time()
                 self._behind[tp] = max(0, end_ - position)
                 if self._reader.waiting and moved_s - began_s > TURN_S:
                     break

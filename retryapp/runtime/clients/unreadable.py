@@ -19,7 +19,6 @@ import struct
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final
 
 import aiokafka.codec as codecs
@@ -37,8 +36,6 @@ TOPICS: Final[set[str]] = set()
 
 _StockRecords: Any = fetcher.PartitionRecords
 LIST_RECORDS = 200
-PIECE_RECORDS = 50
-"""Of a batch, which may have thousands: so few have fewer objects than the garbage collector takes for growth."""
 _LENGTH = struct.Struct(">qi")
 _MAGIC_AT = 16
 _BATCH_HEADER_BYTES = 61
@@ -77,7 +74,7 @@ def as_records(raw: bytes) -> bytes:
 
 
 class _Records(list[Any]):
-    """Some records of a batch, as one record of the stock reader."""
+    """The records of a batch, as one record of the stock reader."""
 
     @property
     def offset(self) -> int:
@@ -85,7 +82,7 @@ class _Records(list[Any]):
 
 
 class _Listed:
-    """A batch that gives its records in lists."""
+    """A batch that gives its records at once."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -97,19 +94,15 @@ class _Listed:
         return next(self._batch)  # the marker of a transaction
 
     def __iter__(self) -> Iterator[_Records]:
-        records, more = iter(self._batch), True
-        while more:
-            piece = _Records(islice(records, PIECE_RECORDS))
-            more = len(piece) == PIECE_RECORDS  # the C reader must not be asked again after its end
-            if piece:  # compaction may leave none
-                yield piece
+        if records := _Records(self._batch):  # compaction may leave none
+            yield records
 
 
 class KeptRecords:
     """The stock reader of a fetched partition, which knows the position of its last batch in the bytes."""
 
     lists = False
-    """Whether a batch gives its records in lists."""
+    """Whether a batch gives its records as one list."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = memoryview(raw)
@@ -154,7 +147,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         return self._in_lists() if self._key_deserializer is bare else self._readable()
 
     def _in_lists(self) -> Iterator[list[Any]]:
-        """Yield lists of `LIST_RECORDS` records, or a few more; the last is shorter."""
+        """Yield lists of `LIST_RECORDS` records, or up to a batch more; the last is shorter."""
         self._records.lists = True
         records: list[Any] = []
         for found in self._readable():

@@ -241,8 +241,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     @override
     def mark_of(self, offset: int) -> str | None:
-        marked = self._store.get(_MARK + _OFFSET.pack(offset))
-        return None if marked is None else marked[1 : marked[0] + 1].decode()
+        return self._mark_of(offset)[0]
 
     def _newest(self, key: bytes) -> int:
         """Return the offset of the newest letter of a failure id, by its key; -1: there is none."""

@@ -34,7 +34,6 @@ from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
-from retryapp.testing.tables import MemoryDeadLetterTable
 
 COMMANDS = count(1)
 
@@ -219,29 +218,13 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
         assert part_of(orders).done == 250
 
 
-@pytest.mark.parametrize("order", ["none", "key"])
-async def test_a_job_looks_each_letter_up_once(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
-    """What the look has found is passed on: each look-up is three reads of a store."""
-    asked, find = list[str](), MemoryDeadLetterTable.find
-
-    def counted(table: MemoryDeadLetterTable, failure_id: str) -> Any:
-        asked.append(failure_id)
-        return find(table, failure_id)
-
-    async with with_letters(25, order=order, key=b"k") as (orders, service):
-        monkeypatch.setattr(MemoryDeadLetterTable, "find", counted)
-        await begin(orders)
-        await orders.to_rest()
-        assert (len(service.again), len(asked), len(set(asked))) == (25, 25, 25)
-
-
 async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn of a rule's pause writes down where jobs are, too: not beyond letters whose turns are in the lane."""
     service, looked, turn = Service(), count(1), Rounds.turn
     policy = RetryPolicy("1s*1", on=[pausing(KeyError)])
 
     async def stand_still(rounds: Rounds, who: object) -> None:
-        if isinstance(who, Jobs) and next(looked) == 5:
+        if isinstance(who, Jobs) and next(looked) == 20:
             await asyncio.Event().wait()
         await turn(rounds, who)
 

@@ -239,20 +239,7 @@ def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> Non
     assert bare(b"k") == b"k"
 
 
-@pytest.mark.parametrize("count", [6, 7, 8])
-def test_a_long_batch_is_given_in_pieces(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Few of its records are there at once; each once, whether or not they fill the last piece."""
-    monkeypatch.setattr(unreadable, "LIST_RECORDS", 2)
-    monkeypatch.setattr(unreadable, "PIECE_RECORDS", 3)
-    records = fetch(batch(0, count) + batch(count, 1), 1, OTHERS, bare)
-    lists = [([record.offset for record in found], records.next_fetch_offset) for found in records]
-    assert max(len(found) for found, _ in lists) <= 4
-    assert [offset for found, _ in lists for offset in found] == list(range(1, count + 1))
-    assert [reached for _, reached in lists[:-1]] == [found[-1] + 1 for found, _ in lists[:-1]]
-    assert lists[-1][1] == count + 1
-
-
-def test_short_batches_are_joined_and_lists_say_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_end_with_a_batch_and_say_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a list was not read yet: a reader may stop after each."""
     monkeypatch.setattr(unreadable, "LIST_RECORDS", 5)
     raw = b"".join(batch(base, 2) for base in range(0, 16, 2))
