@@ -41,13 +41,13 @@ def run_processes(command: Sequence[str], count: int, *, check: Sequence[str]) -
     """
     events: _Events = SimpleQueue()  # a signal handler may put any time
     with on_signals(lambda number, _: events.put(signal.Signals(number)), signal.SIGTERM, signal.SIGINT):
-        codes, stopped = _run_all([check], events)
+        codes, stopped = _run_all([check], events, is_check=True)
         if not stopped and not any(codes):
             codes, _ = _run_all([command] * count, events)
     return next((code for code in codes if code), ExitCode.FINE)
 
 
-def _run_all(commands: Sequence[Sequence[str]], events: _Events) -> tuple[list[int], bool]:
+def _run_all(commands: Sequence[Sequence[str]], events: _Events, *, is_check: bool = False) -> tuple[list[int], bool]:
     """Run commands until all have ended; return their exit codes, and whether a signal or an end stopped them."""
     processes: list[subprocess.Popen[bytes]] = []
     codes: list[int] = []
@@ -70,10 +70,12 @@ def _run_all(commands: Sequence[Sequence[str]], events: _Events) -> tuple[list[i
             else:
                 code = event.returncode
                 codes.append(_exit_code(code, sent))
+                ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+                if is_check and sent is None and code not in {*ExitCode}:  # a refusal has said why
+                    click.echo(f"retryapp: the check of the app ended with {ending}", err=True)
                 if sent is not None or len(codes) == len(commands):
                     continue
                 sent = signal.SIGTERM
-                ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
                 click.echo(f"retryapp: process {event.pid} ended with {ending}; the others are stopped", err=True)
             for process in processes:
                 process.send_signal(sent)  # does nothing if it has ended

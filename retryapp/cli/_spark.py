@@ -39,7 +39,11 @@ STOPPED: Final = "what was committed stays, and a rerun continues"
 STOP_S: Final = 15.0
 CANCEL_POLL_S: Final = 0.1
 
-MASTER: Final = matching("URL", r"(local|spark:|k8s:).*|yarn", "local[2], spark://HOST:PORT, k8s://..., or yarn")
+MASTER: Final = matching(
+    "URL",
+    r"local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn",
+    "local[2], spark://HOST:PORT, k8s://..., or yarn",
+)
 MEMORY: Final = matching("size", r"[1-9]\d*[kmgtKMGT]", "a whole number and a unit, as 512m or 2g")
 
 group_option = click.option(

@@ -135,7 +135,7 @@ def archive(
                         result = job.run_once(on_progress=show, stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
                 except RetryAppError as error:
                     if stopped.is_set():
-                        if isinstance(error, OtherRunError):
+                        if isinstance(error, OtherRunError) and error.is_held:
                             break
                         raise
                     failed.append(error)  # retention does not wait: the other groups' records are archived first

@@ -104,7 +104,9 @@ def command(
             stop_with_parent(parent)
         _check(spec)
         if check:
-            return ExitCode.FINE
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ExitCode.FINE)  # a thread of the app's may be left, which an interpreter's end waits for
         brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
         return _run([*brief, "-A", spec, "worker", *words])
 

@@ -245,7 +245,7 @@ class NewerOrder(BaseModel):
     """What a newer build has a part do: nothing is done for it here, and it is written as it was read."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
-    letters: int | None = None
+    letters: Any = None
 
 
 class Part(BaseModel):
@@ -255,8 +255,8 @@ class Part(BaseModel):
     verb: str
     state: Annotated[PartState | str, Field(union_mode="left_to_right")] = PartState.RUNNING
     """A newer build may have others: such a part goes on, and nothing is done for it here."""
-    order: Annotated[JobPart | NewerOrder | None, Field(union_mode="left_to_right")] = None
-    """What it has to do; None once it is over."""
+    order: Annotated[JobPart | NewerOrder | Any, Field(union_mode="left_to_right")] = None
+    """What it has to do; None once it is over. What is none here is kept as it is."""
     by: str = ""
     why: str = ""
     since_ms: int = 0

@@ -19,7 +19,8 @@ class EndedAttempt(NamedTuple):
     attempt: int
     """As the policy counts; 0: none was spent yet. Of a deferred delivery, the number of the attempt that it was."""
     replay: int | None
-    """In which replay; 0: before the first one; None: in one before the last, and it is not known in which."""
+    """In which replay; 0: before the first one; None: it is not known in which. Only of a record that is dead without
+    a run since its last replay may it be that one."""
     ended_ms: int
     error_type: str
     deferred: bool
@@ -78,8 +79,10 @@ def _is_whole(metadata: RetryMetadata, attempts: list[EndedAttempt]) -> bool:
 def _attempts(metadata: RetryMetadata) -> Iterator[EndedAttempt]:
     earlier, most = 0 if metadata.replays < 2 else None, len(metadata.history)
     own = _of_last_replay(metadata)
+    is_unknown = own == most and not metadata.attempt and metadata.reason in NOT_RUN  # no number says where it began
+    last = None if metadata.replays and is_unknown else metadata.replays
     for at, entry in enumerate(metadata.history, 1):
-        replay = metadata.replays if at > most - own else earlier
+        replay = last if at > most - own else earlier
         is_last_deferred = at == most and metadata.tier in (DEFERRED, RELEASED)
         deferred = is_last_deferred or entry.error_type == DEFERRAL
         yield EndedAttempt(entry.attempt + deferred, replay, entry.failed_ms, entry.error_type, deferred)

@@ -138,6 +138,7 @@ def part_facts(part: Part) -> dict[str, Any]:
     workers that have the partitions have seen; None: of none.
     """
     taken = part.done + part.refused.total() - passed(part)
+    ordered = getattr(part.order, "letters", None)  # a newer build may have something else
     return {
         "verb": part.verb,
         "state": part.state,
@@ -145,7 +146,7 @@ def part_facts(part: Part) -> dict[str, Any]:
         "refused": dict(part.refused),
         "passed": passed(part),
         "looked": part.looked,
-        "letters": taken if part.order is None else part.order.letters,
+        "letters": taken if part.order is None else ordered if isinstance(ordered, int) else None,
         "paused": part.paused or None,
         "by": part.by,
         "why": part.why,

@@ -113,7 +113,9 @@ class TopicChangedError(EnvironmentFault):
 class OtherRunError(EnvironmentFault):
     """Another run writes to the same part of the lake. Operator action: wait for it, or stop it."""
 
-    def __init__(self, job: str, other: str) -> None:
+    def __init__(self, job: str, other: str, *, is_held: bool = False) -> None:
+        self.is_held = is_held
+        """It has not begun to write: the other run holds the lake."""
         super().__init__(
             f"the {job} run cannot write to this lake while another one does: {other}. Wait until that ends, or stop "
             f"it; nothing was written twice"
@@ -198,14 +200,18 @@ def _is_of_spark(error: ConnectionError) -> bool:
 
 
 def named_failure(error: Exception, *, job: str) -> RetryAppError:
-    text = f"{error}\n{_causes(error)}"
+    said, causes = str(error), _causes(error)
+    text = f"{said}\n{causes}"
     is_answer = "java_exception" in vars(error) or "Trace:" in text  # of errors in Java: py4j has its own, too
     if isinstance(error, ConnectionError) or (type(error).__module__ == "py4j.protocol" and not is_answer):
         return JobFailedError(job, "Spark's Java process has ended", _JAVA_ENDED)
     if re.search(_OTHER_RUN, text):
-        return OtherRunError(job, innermost(text))
-    advice = next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), _OTHERWISE)
-    return JobFailedError(job, innermost(text), advice)
+        return OtherRunError(job, innermost(said if re.search(_OTHER_RUN, said) else causes))
+    fitting = (
+        (told, advice) for told in (said, causes) for pattern, advice in _ADVICE.items() if re.search(pattern, told)
+    )
+    told, advice = next(fitting, (said, _OTHERWISE))
+    return JobFailedError(job, innermost(told), advice)
 
 
 def problem_of(error: Exception) -> str:

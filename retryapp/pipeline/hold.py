@@ -64,7 +64,7 @@ class Holds:
                 on_wait(holder)
                 on_wait = None
             if left_s <= 0 or pause.wait(min(POLL_S, left_s)):
-                raise OtherRunError(job, holder)
+                raise OtherRunError(job, holder, is_held=True)
         try:
             yield
         finally:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
@@ -184,8 +184,8 @@ class Login(Action):
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
         if request.method == "POST":
             return await super().answer(request, person)
-        asked = request.headers.get("Referer", "").partition(f"://{request.headers.get('Host', '')}")[2]
-        return await self.show(request, person, "login.html", {"wrong": False, "to": _page_of(asked)}, as_json=False)
+        to = _page_of(_asked_for(request))
+        return await self.show(request, person, "login.html", {"wrong": False, "to": to}, as_json=False)
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
@@ -210,10 +210,20 @@ class Logout(Action):
         return response
 
 
-def _page_of(path: str) -> str:
+def _asked_for(request: Any) -> str:
+    """Return the address, without its site, of the page of ours that has led a browser here; else nothing."""
+    try:
+        referer = urlsplit(request.headers.get("Referer", ""))
+    except ValueError:
+        return ""
+    return urlunsplit(("", "", *referer[2:])) if referer.netloc == request.headers.get("Host") else ""
+
+
+def _page_of(address: str) -> str:
     """Return a page of ours to go to after a login; the overview for everything else."""
-    shows = path.startswith(f"{PAGES_PREFIX}/") and path not in (LOGIN, LOGOUT) and "/command/" not in f"{path}/"
-    return path if shows and path.isascii() and path.isprintable() else f"{PAGES_PREFIX}/"
+    path = unquote(urlsplit(address).path) if address.startswith(f"{PAGES_PREFIX}/") else LOGIN
+    shows = path not in (LOGIN, LOGOUT) and not {".", "..", "command"} & {*path.replace("\\", "/").split("/")}
+    return address if shows and address.isascii() and address.isprintable() else f"{PAGES_PREFIX}/"
 
 
 async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:

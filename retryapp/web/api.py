@@ -133,7 +133,7 @@ _Metadata = _model("Metadata", "The retry headers.", **{**_of(RetryMetadata), "e
 _Failures = _model(
     "Failures", "What is known of its failures, also before a replay; is_first: none came before.",
     first_ms=_Int, is_first=bool, replay_first_ms=_Int, last_ms=_Int, deferred_ms=_Int,
-    attempts=_many(_model("EndedAttempt", "An attempt; replay 0: before the first; null: in an earlier one.",
+    attempts=_many(_model("EndedAttempt", "An attempt; replay 0: before the first; null: unknown in which.",
                           attempt=int, replay=_Int, ended_ms=int, error_type=str, deferred=bool)),
 )  # fmt: skip
 _Detail: dict[str, Any] = {

@@ -22,7 +22,7 @@ from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
-from retryapp.core.record import Record
+from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import due_order
 from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import Holding, mark_held_back, what_holds
@@ -77,7 +77,7 @@ class Line(BaseModel):
     cause_id: _Text = None
     damaged: _Text = None
     # of waiting records
-    origin: Any = None
+    origin: Origin | None = None
     origin_offset: int | None = None
     held_by: _Text = None
     due_at_ms: int | None = None

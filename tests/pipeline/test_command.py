@@ -29,6 +29,7 @@ from retryapp.cli.main import run
 from retryapp.core.errors import InvalidSettingError, PortTakenError
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
+from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.metrics import PipelineMetrics
@@ -119,6 +120,21 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
             person.join()
     code, facts = command("archive", *group.where)
     assert (code, facts["groups"][0]["rows"]) == (0, 400)
+
+
+def test_a_conflict_at_a_stop_is_no_clean_end(
+    command: CommandLine, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a lake that another run holds is left in peace."""
+    group = Group(connection, has_main=True)
+    group.send_dead(4)
+
+    def overtaken(*_arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OtherRunError("archive", "another run has written commit 1")
+
+    monkeypatch.setattr(Archive, "_commit", overtaken)
+    assert command("archive", *group.where, "--every", "1h")[0] == 130
 
 
 def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,10 @@ from retryapp.stage import Run
 @contextmanager
 def stated_process(data: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process with these arguments that the state file names, as another build wrote it."""
-    words = [sys.executable, "-c", "import time; time.sleep(60)", *map(str, arguments)]
-    with subprocess.Popen(words) as process:
+    words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", *map(str, arguments)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # before, it may not have its command line yet
         state = {"pid": process.pid, "started_s": 1.5, "port": 1, "data": str(data), "log": "", "version": "4.3.1"}
         (data / "broker.json").write_text(json.dumps(state))
         try:

@@ -105,6 +105,18 @@ def test_nothing_is_started_after_a_check_that_refuses_or_is_stopped(number: sig
         assert process.returncode == code
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [("os._exit(5)", 5, "exit code 5"), ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL")],
+)
+def test_a_check_that_ends_without_a_word_is_told(end: str, code: int, words: str) -> None:
+    """An import may crash, or take all memory: the command ended, and said nothing."""
+    with run_three("print('started')", f"import os, signal; {end}") as process:
+        told = f"retryapp: the check of the app ended with {words}\n"
+        assert process.communicate(timeout=20) == ("", told)
+        assert process.returncode == code
+
+
 def test_a_process_that_cannot_be_started_is_an_environment_error(tmp_path: Path) -> None:
     """Not a traceback; our own signal handlers are back."""
     before = signal.getsignal(signal.SIGTERM)

@@ -219,6 +219,16 @@ def test_several_processes_refuse_once(folder: Path) -> None:
     assert "wk_policy.py, line 2" in done.stderr
 
 
+def test_a_check_waits_for_no_thread_of_the_app(folder: Path) -> None:
+    """The processes never began where an import leaves one. What the app has printed is seen."""
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint('imported')\n"
+    (folder / "wk_thread.py").write_text(PROGRAM.format(name="thread") + HANDLER + thread)
+    words = [sys.executable, "-m", "retryapp", "worker", "wk_thread", "--check"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, "imported" in done.stdout + done.stderr) == (ExitCode.FINE, True)
+
+
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_an_app_prints_is_no_part_of_a_result(
     folder: Path, retryapp: Callable[..., Any], words: tuple[str, ...]

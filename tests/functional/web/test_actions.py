@@ -373,6 +373,11 @@ async def test_a_browser_logs_out(worker: FakeWorker) -> None:
         (f"{BASE}/dead?cause=c1-0011223344", f"{BASE}/dead?cause=c1-0011223344"),
         (f"{BASE}/command", "/retries/"),
         ("/retries/logout", "/retries/"),
+        ("/retries/login?x", "/retries/"),
+        (f"{BASE}/command?x", "/retries/"),
+        ("/retries/../other", "/retries/"),
+        ("/retries/%2e%2E/other", "/retries/"),
+        ("/retries/./login", "/retries/"),
         ("/other", "/retries/"),
         ("http://evil.example/retries/", "/retries/"),
     ],
@@ -382,6 +387,8 @@ async def test_a_login_leads_to_the_page_that_asked_for_it(worker: FakeWorker, p
     async with opened(worker, ANN) as site:
         here = page if page.startswith("http") else site.url + page
         assert f'name="to" value="{to}"' in await site.page("/retries/login", {"Referer": here})
+        forged = {"Referer": f"http://evil.example/{site.url}{BASE}/"}
+        assert 'name="to" value="/retries/"' in await site.page("/retries/login", forged)
         sent = {"token": TOKEN, "to": page}
         _, _, headers = await site.post(sent, {"Accept": "text/html"}, "/retries/login")
         assert headers["Location"] == to

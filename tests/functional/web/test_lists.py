@@ -98,6 +98,15 @@ def test_a_reason_is_known_if_one_worker_knows_it() -> None:
         merged("dead", LetterFilter(reason="quarantined"), knows_reason=False)
 
 
+def test_a_worker_with_another_form_of_origins_is_left_out_by_name() -> None:
+    """The page of what waits failed: it reads parts of them."""
+    line: dict[str, Any] = {"cursor": "00" * ROW_KEY_BYTES, "partition": 1}
+    origin = {"topic": MAIN, "topic_id": "kq8G0bTz", "partition": 1, "offset": 5}
+    (record,) = merged("pending", LetterFilter(), lines=[{**line, "origin": origin}])["records"]
+    assert record["origin"] == origin
+    assert merged("pending", LetterFilter(), lines=[{**line, "origin": 5}])["silent"] == [PEER]
+
+
 @pytest.mark.parametrize("kind", ["dead", "pending"])
 @pytest.mark.parametrize("said", [{"upto": "v2:1"}, {"lines": [{"cursor": "v2:1", "partition": 1}]}])
 def test_a_worker_with_other_cursors_is_left_out_by_name(kind: str, said: Any) -> None:

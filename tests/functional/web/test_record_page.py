@@ -165,6 +165,13 @@ async def test_the_page_of_a_replayed_record_tells_its_lives_apart(site: Site, w
     assert "replay 1, attempt 2" in text, "the one that comes next"
 
 
+async def test_a_page_says_no_more_than_is_known_of_a_replay(site: Site, worker: FakeWorker) -> None:
+    """A record may be cancelled before it runs again: its deferral was said to be of the replay."""
+    facts: Any = {"attempt": 0, "delivery": 3, "replays": 1, "reason": "cancelled", "first_failed_ms": NOW_MS - 48_000}
+    worker.bury(700, dead_metadata(700, **facts, history=(HistoryEntry(0, NOW_MS - 48_000, "retryapp.Defer"),)))
+    assert "replay 1 or before, attempt 1" in words(await site.page(f"{BASE}/dead/0/700"))
+
+
 @pytest.mark.parametrize("dead", [False, True])
 async def test_a_record_that_was_deferred_has_not_failed(site: Site, worker: FakeWorker, dead: bool) -> None:
     """It waits for its event, or was cancelled then: its page said when it had failed first, with an error."""

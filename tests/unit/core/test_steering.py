@@ -15,6 +15,8 @@ from retryapp.core.jobs import Level, Part, PartState, Steering, read_steering
         {"state": "resting"},
         {"order": {"verb": "replay", "filter": {"colour": "red"}, "upto": {"dlq": 7}, "letters": 5}},
         {"verb": "copy", "order": {"verb": "copy", "to": "another"}},
+        {"order": {"verb": "copy", "letters": "many"}},
+        {"order": [7]},
     ],
 )
 def test_a_job_of_a_newer_build_costs_no_pause(more: dict[str, object]) -> None:

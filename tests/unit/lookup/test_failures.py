@@ -74,6 +74,14 @@ def test_what_ended_in_a_replay_is_not_before_it(before: RetryMetadata) -> None:
     assert replays not in {each.replay for each in again_cancelled.attempts}, "it has not run again"
 
 
+def test_whose_deferrals_are_is_not_known_without_an_attempt() -> None:
+    """They were said to be of the replay, in which the record was cancelled, or dropped, before it ran."""
+    waits = again(cancelled(after(None, Defer("1h", "the bank's answer"), 100), "", 200))
+    for letter in (cancelled(waits, "", 300), not_run_again(waits, DeadReason.OVERFLOW, 300)):
+        found = failures_of(letter)
+        assert ({each.replay for each in found.attempts}, found.replay_first_ms) == ({None}, None)
+
+
 def test_a_worker_whose_clock_is_behind_moves_no_attempt_into_a_replay() -> None:
     """The last ones before it ended later than the first one since."""
     found = failures_of(again(died(100, 200, 300), 250, 350))

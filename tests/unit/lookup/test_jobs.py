@@ -52,6 +52,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     return records
 
 
+@pytest.mark.parametrize(("order", "letters"), [({"letters": 5}, 5), ({"letters": "many"}, None), ([7], None)])
+def test_what_a_newer_build_has_a_part_do_may_be_anything(order: Any, letters: int | None) -> None:
+    """It silenced its worker, or left the job without a page."""
+    part = Part.model_validate({"job": "j1", "verb": "copy", "order": order})
+    assert jobs.job_facts("j1", {0: part})["letters"] == letters
+
+
 def parts(**refused: int) -> dict[int, Part]:
     """Return parts that have refused so many; the fourth has refused none."""
     counts = [*(Counter(replayed=number) for number in refused.values()), Counter[str]()]

@@ -211,6 +211,8 @@ def test_words_that_are_no_utf8_are_refused(words: tuple[str, ...]) -> None:
         (("--memory", "2"), "'--memory': '2': expected"),
         (("--master", "here"), "'--master': 'here': expected local[2], spark://HOST:PORT"),
         (("--master", ""), "'--master': '': expected"),
+        (("--master", "localhost"), "'--master': 'localhost': expected"),
+        (("--master", "spark:"), "'--master': 'spark:': expected"),
         (("--out", ""), ". is a folder: name a file"),
     ],
 )
@@ -299,6 +301,10 @@ def test_other_failures_are_told_apart() -> None:
     error._stackTrace = "x.SparkException: failed\n\tat x.y(z)\nCaused by: java.io.IOException: No space left on device"  # type: ignore[attr-defined]
     text = str(named_failure(error, job="archive"))
     assert "failed: java.io.IOException: No space left on device. The disk is full" in text
+    error = RuntimeError("[DELTA_X] table foo has no column bar SQLSTATE: 42000")
+    error._stackTrace = "x.SparkException: failed\n\tat x.y(z)\nCaused by: java.lang.RuntimeException: null"  # type: ignore[attr-defined]
+    text = str(named_failure(error, job="archive"))
+    assert "failed: [DELTA_X] table foo has no column bar. '" in text, "a cause without advice tells less"
     text = "io.delta.exceptions.ConcurrentTransactionException: x"
     assert isinstance(named_failure(RuntimeError(text), job="archive"), OtherRunError)
 
