@@ -43,6 +43,8 @@ _END_LOOK_S = 0.02
 _END_LOOKS = 10
 TAIL_OFFSETS = 2_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
+_TOGETHER = 200
+"""Records of the main topic that are looked at together."""
 
 
 async def catch_up(table: PendingTable, reader: TopicReader, site: LaneSite, *, is_long: bool = False) -> bool:
@@ -216,11 +218,12 @@ async def _tail(site: LaneSite, reader: TopicReader) -> tuple[int, Sequence[byte
     return rows, said
 
 
-async def count_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[tuple[int, bytes | None]]) -> int:
-    """Count rows whose records the main topic has lost with its end, where it has others at their offsets since.
+async def find_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[tuple[int, bytes | None]]) -> set[int]:
+    """Find rows whose records the main topic has lost with its end, where it has others at their offsets since.
 
-    All before a record that it still has is there, too. So the last rows are looked at first, which is one of them
-    where nothing is lost.
+    Each is looked at, as the worker that has written them may have lived through the loss: its later ones are sound.
+    Where nothing is at the offset of one, compaction has removed its record, or it is an end of others: then the next
+    lower one tells that has a record there.
 
     Args:
         reader: of topics.
@@ -228,20 +231,20 @@ async def count_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[t
         rows: offsets and times of their records, the last one first.
 
     Returns:
-        How many of the first ones of `rows` are.
+        Their offsets.
     """
-    lost, reached, count = 0, 0, 1
-    while some := rows[reached : reached + count]:
+    lost, unsure = set[int](), list[int]()
+    for at in range(0, len(rows), _TOGETHER):
+        some = rows[at : at + _TOGETHER]
         try:
             there = await reader.records(main, [offset for offset, _ in reversed(some)])
         except UnreadableTopicError:
-            return lost  # the partition stops there, once all before is done
+            break  # the partition stops there, once all before is done
         for offset, time in some:
-            reached += 1
-            if offset in there and _may_be(there[offset], time):
-                return lost
-            lost = reached if offset in there else lost  # else compaction has removed it, or it is an end of others
-        count *= 2
+            unsure.append(offset)
+            if offset in there:
+                lost.update([] if _may_be(there[offset], time) else unsure)
+                unsure.clear()
     return lost
 
 
@@ -250,16 +253,14 @@ def _may_be(record: Record, time: bytes | None) -> bool:
     return record.next_offset != record.offset + 1 or time == b"%d" % clamped(record.timestamp_ms, -1)
 
 
-async def noted_and_lost(
-    site: LaneSite, reader: TopicReader, table: PendingTable, noted: Iterable[int]
-) -> Sequence[int]:
+async def noted_and_lost(site: LaneSite, reader: TopicReader, table: PendingTable, noted: Iterable[int]) -> set[int]:
     """Return the offsets that are noted as settled and have rows, of records that the main topic has lost."""
     rows: list[tuple[int, bytes | None]] = []
     for offset in sorted(noted, reverse=True):
         key = table.find(identity_of(Origin(site.main.topic, site.topic_id, site.partition, offset)))
         with suppress(DamagedRowError, NewerRowError):  # it does not say whose it is
             rows += [] if key is None else [(offset, row_header(table.get(key) or b"", _TIME))]
-    return [offset for offset, _ in rows[: await count_lost(reader, site.main, rows)]]
+    return await find_lost(reader, site.main, rows)
 
 
 async def recover_seen(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -219,11 +219,8 @@ class LaneProtocol(ABC):
             note = marks.split_note(offsets[self.place.main].note)
             check_changelog(self.place, note.changelog)
             if note.main not in ("", self.place.topic_id):
-                logger.warning(
-                    "Lane %s: %s was made again, and is read from its first record on",
-                    self.place.name,
-                    self.place.main.topic,
-                )
+                text = "Lane %s: %s was made again, and is read from its first record on"
+                logger.warning(text, self.place.name, self.place.main.topic)
                 offsets = {tp: each for tp, each in offsets.items() if tp != self.place.main}
                 del found[self.place.main]
         changelog = self.place.changelog
@@ -292,10 +289,9 @@ class LaneProtocol(ABC):
 
     async def _mend_note(self, table: PendingTable) -> None:
         """Take out of the note what the topic has lost, before its rows run: others are to run that are there now."""
-        main, settled = self.place.main, self.settled
-        if lost := await recovery.noted_and_lost(self.place, self.reader, table, settled):
-            self._beside().settled = {at: fine for at, fine in settled.items() if at not in lost}
-            await self._write(LaneBatch(offsets={main: self._progress[main.topic]}))
+        if lost := await recovery.noted_and_lost(self.place, self.reader, table, self.settled):
+            self.take_back(lost)
+            await self._write(LaneBatch(offsets={self.place.main: self._progress[self.place.main.topic]}))
 
     async def _mark_rows(self, table: PendingTable) -> None:
         """Note this life before it delivers a row, and find the rows that may have killed one."""
@@ -420,6 +416,11 @@ class LaneProtocol(ABC):
     def settled(self) -> Mapping[int, bool]:
         """Records beyond the main topic's committed offset that are settled: offset, and whether each succeeded."""
         return self._beside().settled
+
+    def take_back(self, offsets: Collection[int]) -> None:
+        """Remove offsets from the note of what is settled: the topic has lost those records, and has other ones."""
+        for notes in filter(None, (self._beside(), self._before[1])):  # a refusal brings back what was before
+            notes.settled = {at: fine for at, fine in notes.settled.items() if at not in offsets}
 
     def _beside(self) -> Notes:
         if self._notes is None:

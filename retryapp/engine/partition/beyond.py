@@ -72,6 +72,10 @@ class Beyond:
                 settled.append(Settled(offset + 1, fine))
         return settled
 
+    def take_back(self, offset: int) -> None:
+        """Forget that an offset is settled: it has another record now."""
+        del self._noted[offset]
+
     def turns(self, window: OffsetWindow[Outcome | Settled], most: int | None = None) -> list[Turn]:
         """Return the turns of outcomes that wait for an open record; `most`: records of one turn."""
         waiting: dict[int, bool] = {}

@@ -6,8 +6,9 @@
    and would be tried again, is superseded instead. So is one behind which a dead record of its key is replayed.
 3. What replaces a record is on the main topic, unsettled, or in a row: a crash at any point leaves the newest.
 4. An opening claims no row before the main topic is read up to where it ended then, or for `READ_S`.
-5. A topic that has lost its end may have other records at the offsets of rows since. An opening finds those rows before
-   a record comes in: the record that such a row is of is older than all that are there, and replaces none.
+5. A topic that has lost its end may have other records at the offsets of rows since, also between rows that were
+   written after that. An opening looks at each row before a record comes in: one whose record is lost is older than
+   all that are there, and replaces none.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class Latest(Sequences):
     def __init__(
         self,
         *place: Any,
-        count_lost: Callable[[Sequence[tuple[int, bytes | None]]], Awaitable[int]],
+        find_lost: Callable[[Sequence[tuple[int, bytes | None]]], Awaitable[set[int]]],
         **calls: Any,
     ) -> None:
-        """Begin as others do; `count_lost` is that of `engine.lane.recovery`."""
+        """Begin as others do; `find_lost` is that of `engine.lane.recovery`."""
         super().__init__(*place, **calls)
-        self._count_lost = count_lost
+        self._offsets_lost = find_lost
 
     @override
     async def load(self, table: PendingTable) -> None:
@@ -67,8 +68,9 @@ class Latest(Sequences):
 
     async def _find_lost(self) -> None:
         """Find rows whose records the main topic does not have any more at their offsets."""
-        count = await self._count_lost([(offset, time) for offset, _, time in self._early])
-        lost, self._early = self._early[:count], self._early[count:]
+        offsets = await self._offsets_lost([(offset, time) for offset, _, time in self._early])
+        lost = [each for each in self._early if each[0] in offsets]
+        self._early = [each for each in self._early if each[0] not in offsets]
         for offset, name, _ in lost:
             origin = Origin(self._context.handler.main, self._context.topic_id, self._partition, offset)
             self._gone.add(identity_of(origin))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
-from retryapp.engine.lane.recovery import count_lost
+from retryapp.engine.lane.recovery import find_lost
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order, may_run_again
@@ -116,7 +117,7 @@ class Session:
             place = context, main.partition, given_up, start, transport.main_end
             sort: Any = Sequences
             if context.handler.order is Order.LATEST:
-                sort = partial(Latest, count_lost=partial(count_lost, transport.reader, main))
+                sort = partial(Latest, find_lost=partial(find_lost, transport.reader, main))
             calls: Any = {"settle": self._settle, "submit": self._submit, "kept": self._lost_rows.holds}
             self.sequences = self._lost_rows.sequences = sort(*place, start=self._lost_rows.begin, **calls)
         self._pending = transport.pending
@@ -249,6 +250,8 @@ class Session:
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.has_row(record)
             waits, is_kept = self._lost_rows.row_of(record) if record.offset <= newest else (False, False)
+            if is_kept and found and found[-1].next_offset == record.next_offset:
+                self._take_back(found.pop())
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
@@ -283,6 +286,14 @@ class Session:
             self.release(ahead=ahead)  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
+
+    def _take_back(self, settled: Settled) -> None:
+        """Remove a new record from the note of what is settled, before the row of the lost one goes."""
+        offset = settled.next_offset - 1
+        self._beyond.take_back(offset)
+        self._transport.take_back([offset])
+        with suppress(LaneClosedError):  # the session is over: it is read again
+            self._submit(Turn(source=self._main, next_offset=0))
 
     def _wait_for_row(self, run: Run) -> None:
         """Have a first delivery wait for the row of another record that is in its place."""

@@ -15,6 +15,7 @@ from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.holding import Holding
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane import recovery
 from retryapp.engine.partition.beyond import LOOK_S
 from retryapp.testing import MemoryLaneTransport, Step
 
@@ -243,18 +244,24 @@ async def test_it_is_said_and_a_cancel_lets_it_go(caplog: pytest.LogCaptureFixtu
         assert [letter.value for letter in orders.records(DLQ)] == [b"old", b"new"]
 
 
-async def ahead(order: Order = Order.NONE) -> MemoryLaneTransport:
-    """Return what a worker has left that has failed a record behind one that hangs; the topic has another one there."""
+async def ahead(order: Order = Order.NONE, *, lost: bool = True) -> MemoryLaneTransport:
+    """Return what a worker has left that has failed a record behind one that hangs; if `lost`, another is there."""
     async with serving(Gate(), POLICY, b"hangs", key=b"z", concurrency=3, order=order) as (orders, gate):
         await orders.send(b"old", key=b"a")
         await gate.end(orders, b"old", BankDownError())
         await pass_time(orders, 500, 100)
         transport = orders.transport
     assert noted(transport) == {1: False}
+    if lost:
+        replace_the_end(transport)
+    return transport
+
+
+def replace_the_end(transport: MemoryLaneTransport, *, key: bytes = b"b") -> None:
+    """Have the main topic lose all but its first record, and get another one."""
     lose_the_end(transport, 1)
     transport.clock.advance(1)
-    transport.append(MAIN, b"b", b"new")
-    return transport
+    transport.append(MAIN, key, b"new")
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -287,6 +294,71 @@ async def test_what_is_noted_is_looked_at_before_its_row_ends() -> None:
             await gate.end(orders, value)
         await orders.advance(500)
         assert (gate.done, transport.offsets[MAIN], noted(transport)) == ([b"old", b"hangs", b"new"], 2, {})
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_what_is_lost_after_the_opening_is_not_settled_either(order: Order) -> None:
+    """The window was full, so the record is not read before that."""
+    transport = await ahead(order, lost=False)
+    async with serving(Gate(), POLICY, max_in_flight=1, order=order, transport=transport) as (orders, gate):
+        replace_the_end(transport)
+        await gate.end(orders, b"hangs")
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert (sorted(gate.done), orders.waiting, failures(orders)) == ([b"hangs", b"new", b"old"], {}, [])
+        assert (transport.offsets[MAIN], noted(transport)) == (2, {})
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_a_later_one_of_a_worker_that_has_lived_through_the_loss_hides_no_other(order: Order) -> None:
+    """Its own record is there, and so it says nothing of those before it."""
+    async with serving(Gate(), POLICY, b"hangs", key=b"z", concurrency=3, order=order) as (orders, gate):
+        await orders.send(b"old", key=b"a")
+        await gate.end(orders, b"old", BankDownError())
+        await pass_time(orders, 500, 100)
+        replace_the_end(orders.transport)
+        await orders.send(b"later", key=b"c")
+        await gate.end(orders, b"later", BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+    assert noted(transport) == {1: False, 2: False}
+    async with serving(Gate(), POLICY, concurrency=5, order=order, transport=transport) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert (sorted(gate.done), orders.waiting) == ([b"hangs", b"later", b"new", b"old"], {})
+
+
+async def test_a_lost_one_of_an_earlier_life_replaces_none_although_a_later_one_is_there() -> None:
+    """With `latest`: the worker has lived through the loss."""
+    options: Any = {"order": Order.LATEST, "concurrency": 5}
+    async with serving(Gate(), POLICY, b"hangs", key=b"z", **options) as (orders, gate):
+        await orders.send(b"first", key=b"y")
+        await gate.end(orders, b"first")
+        await orders.send(b"old", key=b"a")
+        await gate.end(orders, b"old", BankDownError())
+        await pass_time(orders, 500, 100)
+        transport = orders.transport
+        replace_the_end(transport, key=b"a")
+        transport.append(MAIN, b"x", b"other")
+        await orders.send(b"later", key=b"c")
+        await gate.end(orders, b"later", BankDownError())
+        await pass_time(orders, 500, 100)
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    async with serving(Gate(), POLICY, transport=transport, **options) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert sorted(gate.done) == [b"hangs", b"later", b"new", b"other"]
+
+
+async def test_each_of_many_rows_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few together; where nothing is at the offset of one, the next lower one tells."""
+    monkeypatch.setattr(recovery, "_TOGETHER", 2)
+    async with serving(Gate(), POLICY, *(b"x" for _ in range(9))) as (orders, _):
+        log = orders.transport.broker.logs[MAIN]
+        times = {each.record.offset: b"%d" % each.record.timestamp_ms for each in log.entries}
+        del log.entries[4:6]
+        rows = [*{**times, 1: b"0", 3: b"0", 7: b"0"}.items()][::-1]
+        assert await recovery.find_lost(orders.transport.reader, MAIN, rows) == {1, 3, 4, 5, 7}
 
 
 async def test_what_cannot_be_read_now_keeps_no_lane_closed() -> None:
