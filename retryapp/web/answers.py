@@ -159,7 +159,7 @@ class Answers:
         return {**asdict(info), "partitions_here": sum(item.state != ELSEWHERE for item in here), "group": group.totals}
 
     async def everywhere(self, main: str, infos: Sequence[PartitionInfo], *, causes: bool = False) -> Group:
-        """Return what all workers have of a handler; its `causes`, hundreds in each partition, for who shows them."""
+        """Return what all workers have of a handler; its `causes`, hundreds in each partition, where shown."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
@@ -255,7 +255,8 @@ class Answers:
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
         """Merge what all workers list, and say what is left out.
 
-        Others list their share of the page: a whole one of each took most of the time. Who has more is asked again.
+        Others list their share of the page: a whole one of each took most of the time. They are asked again where a
+        share is too small.
         """
         chosen = chosen_of(infos, question)
         share = share_of(question, chosen)

@@ -38,7 +38,7 @@ class Elements(HTMLParser):
         self.text.append(data)
 
 
-def test_text_of_records_stays_text_and_the_page_asks_nobody() -> None:
+def test_text_of_records_stays_text_and_the_page_loads_nothing() -> None:
     """An error message that closes a script, opens another and an image, in tables and in charts.
 
     No address is in an attribute or style, and a policy would refuse it.

@@ -200,7 +200,7 @@ class Losing:
             self.sent[value] = Sent(number=number, offset=offset, key=key, value=value, script=script, sent_ms=sent_ms)
 
     def _lose(self) -> None:
-        """Cut off what the group has not passed, or a little more: then somebody sets its offset to the end."""
+        """Cut off what the group has not passed, or a little more: then its offset is set to the end."""
         for number in range(self.partitions):
             tp, random = TopicPartition("orders", number), self.random
             log, committed, note = self.broker.logs[tp], self.broker.committed.get(tp, 0), self.broker.notes.get(tp, "")

@@ -82,7 +82,7 @@ async def test_an_error_leads_on(site: Site) -> None:
     assert f"{BASE}/" not in Outline(await site.page("/retries/nothing/dead")).links
 
 
-async def test_nobody_without_a_role_is_told_of_a_handler() -> None:
+async def test_without_a_role_no_handler_is_told() -> None:
     """Nor by where an error leads to."""
     async with serving(busy_worker(), Operators(local=Role.NONE)) as url:
         pages = [(await ask(url, f"/retries/{main}/dead", {"Accept": "text/html"}))[1] for main in (MAIN, "nothing")]

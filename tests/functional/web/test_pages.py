@@ -76,7 +76,7 @@ async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that
 
 
 async def test_enter_presses_none_of_several_buttons(site: Site) -> None:
-    """Browsers press the first of a form, unless it is disabled: whoever wrote a length for hold had retried now."""
+    """Browsers press the first of a form, unless it is disabled: a length for hold and Enter had retried now."""
     several = 0
     for path in HTML_PAGES:
         for form in re.findall(r'<form [^>]*method="post".*?</form>', await site.page(path), re.DOTALL):

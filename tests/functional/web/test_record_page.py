@@ -216,7 +216,7 @@ async def test_a_letter_that_was_replayed_is_not_called_dead(
 
 
 async def test_a_record_that_was_cancelled_did_not_fail_then(site: Site, worker: FakeWorker) -> None:
-    """The list said so, of one that somebody had held for days, and its own page did in JSON."""
+    """The list said so, of one that was held for days, and its own page did in JSON."""
     worker.bury(700, cancelled(metadata(700), "", NOW_MS - 1_000))
     record = (await site.facts(f"{BASE}/dead/0/700"))["record"]
     assert (record["last_failed_ms"], record["append_ms"]) == (NOW_MS - 48_000, NOW_MS - 1_000)

@@ -149,7 +149,7 @@ def test_causes_are_bounded() -> None:
     ],
 )
 def test_trends_of_workers_add_up_each_with_its_own_span(others: list[CauseTrends | None], expected: object) -> None:
-    """What one does not know, nobody knows of the group."""
+    """What one does not know is unknown of the group."""
     ours = CauseTrends(lately_s=300, before_s=300, lately={"c": 10}, before={"c": 20})
     assert trend_of([ours, *others], "c") == expected
     assert trend_of([], "c") == (None, None)
