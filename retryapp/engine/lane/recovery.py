@@ -43,8 +43,10 @@ _END_LOOK_S = 0.02
 _END_LOOKS = 10
 TAIL_OFFSETS = 2_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
-_TOGETHER = 200
-"""Records of the main topic that are looked at together."""
+_TOGETHER = 20
+"""Records of the main topic that are looked at together: each may be large."""
+LOOK_S = 5.0
+"""How long an opening looks for what the main topic has lost."""
 
 
 async def catch_up(table: PendingTable, reader: TopicReader, site: LaneSite, *, is_long: bool = False) -> bool:
@@ -223,7 +225,8 @@ async def find_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[tu
 
     Each is looked at, as the worker that has written them may have lived through the loss: its later ones are sound.
     Where nothing is at the offset of one, compaction has removed its record, or it is an end of others: then the next
-    lower one tells that has a record there.
+    lower one tells that has a record there. What is not read in `LOOK_S`, or cannot be, is taken for sound: it is
+    looked at once more as it comes in.
 
     Args:
         reader: of topics.
@@ -233,24 +236,28 @@ async def find_lost(reader: TopicReader, main: TopicPartition, rows: Sequence[tu
     Returns:
         Their offsets.
     """
-    lost, unsure = set[int](), list[int]()
-    for at in range(0, len(rows), _TOGETHER):
-        some = rows[at : at + _TOGETHER]
-        try:
-            there = await reader.records(main, [offset for offset, _ in reversed(some)])
-        except UnreadableTopicError:
-            break  # the partition stops there, once all before is done
-        for offset, time in some:
-            unsure.append(offset)
-            if offset in there:
-                lost.update([] if _may_be(there[offset], time) else unsure)
-                unsure.clear()
+    lost, unsure, left = set[int](), list[int](), list(rows)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            while left:
+                some, left = left[:_TOGETHER], left[_TOGETHER:]
+                try:
+                    there = await reader.records(main, [offset for offset, _ in reversed(some)])
+                except UnreadableTopicError as error:
+                    unsure.clear()  # the partition stops there, once all before is done
+                    left = [each for each in some[1:] if each[0] < error.offset] + left
+                    continue
+                for offset, time in some:
+                    unsure.append(offset)
+                    if offset in there:
+                        lost.update([] if _may_be(there[offset], time) else unsure)
+                        unsure.clear()
     return lost
 
 
 def _may_be(record: Record, time: bytes | None) -> bool:
     """Tell whether a row with this time may be of a record: a range that cannot be read may have that."""
-    return record.next_offset != record.offset + 1 or time == b"%d" % clamped(record.timestamp_ms, -1)
+    return record.damage is not None or time == b"%d" % clamped(record.timestamp_ms, -1)
 
 
 async def noted_and_lost(site: LaneSite, reader: TopicReader, table: PendingTable, noted: Iterable[int]) -> set[int]:

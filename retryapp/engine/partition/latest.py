@@ -7,8 +7,8 @@
 3. What replaces a record is on the main topic, unsettled, or in a row: a crash at any point leaves the newest.
 4. An opening claims no row before the main topic is read up to where it ended then, or for `READ_S`.
 5. A topic that has lost its end may have other records at the offsets of rows since, also between rows that were
-   written after that. An opening looks at each row before a record comes in: one whose record is lost is older than
-   all that are there, and replaces none.
+   written after that. An opening looks at each row before a record comes in, for 5 s: one whose record is lost is
+   older than all that are there, and replaces none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Latest(Sequences):
         self._read = asyncio.Event()
         self.read_to(self._reached)
         for line in list(self._lines.values()):  # with another order a key may have had many
-            *older, newest = line.rows
+            *older, newest = [*line.older, *line.rows]  # some may have become older while others were looked at
             sure = [each for each in older if not self._is_early(each)]
             line.older, line.rows = older[len(sure) :], deque([newest])
             for at in range(0, len(sure), _TURN_ROWS):

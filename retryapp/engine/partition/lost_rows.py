@@ -50,7 +50,7 @@ class LostRows:
 
         Their times tell. A record whose sequence has stopped for it has no row; nor has a range that cannot be read.
         """
-        if self._pending is None or record.next_offset != record.offset + 1:
+        if self._pending is None or record.damage is not None:
             return False, False
         origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
         if (key := self._pending.find(identity_of(origin))) is None:

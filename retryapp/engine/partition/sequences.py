@@ -176,8 +176,7 @@ class Sequences:
         """
         at = bisect_left(self._early, -record.offset, key=lambda each: -each[0])
         offset, _, time = self._early[at] if at < len(self._early) else (-1, b"", None)
-        alone = record.next_offset == record.offset + 1
-        return alone and (offset, time) == (record.offset, b"%d" % clamped(record.timestamp_ms, -1))
+        return record.damage is None and (offset, time) == (record.offset, b"%d" % clamped(record.timestamp_ms, -1))
 
     @property
     def has_early(self) -> bool:

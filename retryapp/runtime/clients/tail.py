@@ -313,6 +313,10 @@ async def _pick(
         fetched: list[Any] = next(iter(lists.get(client_tp, ())), [])
         for each in fetched:
             if isinstance(each, Stuck):
+                while wanted and wanted[0] < each.offset:
+                    wanted.popleft()
+                if not wanted:
+                    break
                 raise UnreadableTopicError(tp.topic, tp.partition, each.offset, each.problem)
             record = each if isinstance(each, Record) else to_record(tp, each)
             while wanted and wanted[0] < record.next_offset:

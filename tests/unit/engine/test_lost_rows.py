@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from test_set_back import lose_end
 
 from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.holding import Holding
+from retryapp.core.record import Damage
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane import recovery
@@ -359,6 +361,35 @@ async def test_each_of_many_rows_is_looked_at(monkeypatch: pytest.MonkeyPatch) -
         del log.entries[4:6]
         rows = [*{**times, 1: b"0", 3: b"0", 7: b"0"}.items()][::-1]
         assert await recovery.find_lost(orders.transport.reader, MAIN, rows) == {1, 3, 4, 5, 7}
+
+
+async def test_what_cannot_be_read_hides_none_before_it() -> None:
+    """The others are looked at without it."""
+    async with serving(Gate(), POLICY, *(b"x" for _ in range(4))) as (orders, _):
+        orders.transport.fail(Step.RECORDS, UnreadableTopicError(*MAIN, 2, "no codec"))
+        rows = [(offset, b"0") for offset in (3, 2, 1, 0)]
+        assert await recovery.find_lost(orders.transport.reader, MAIN, rows) == {0, 1}
+
+
+async def test_an_opening_does_not_wait_for_what_does_not_come() -> None:
+    """Large records of a slow broker took longer than an opening may, again and again."""
+    transport = await ahead()
+    hanging = transport.pause(Step.RECORDS)
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (orders, gate):
+        await pass_time(orders, 5_000, 100)
+        assert (hanging.reached, orders.lane.last_error, gate.started) == (True, None, [b"hangs"])
+
+
+async def test_a_damaged_record_is_not_taken_for_another_one() -> None:
+    """It was sound when it failed, and does not tell its time any more."""
+    transport = await ahead(lost=False)
+    entries = transport.broker.logs[MAIN].entries
+    damaged = replace(entries[1].record, value=b"", timestamp_ms=-1, damage=Damage(1, "a wrong checksum"))
+    entries[1] = entries[1]._replace(record=damaged)
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (orders, gate):
+        gate.let_all()
+        await pass_time(orders, 120_000, 10_000)
+        assert (sorted(gate.done), orders.dead_letters, transport.offsets[MAIN]) == ([b"hangs", b"old"], [], 2)
 
 
 async def test_what_cannot_be_read_now_keeps_no_lane_closed() -> None:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka_fakes import Found
+from kafka_fakes import Found, stuck
 
+from retryapp.core.errors import UnreadableTopicError
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import tail
 from retryapp.runtime.clients.lifecycle import ClientSettings
@@ -405,3 +406,13 @@ async def test_a_record_is_found_behind_the_end_that_committed_readers_see(
     monkeypatch.setattr(_Consumer, "end_offsets", marker_is_lost)
     for _ in range(2):
         assert [*await cluster.reader.records(tp, [0, 2, 3])] == [0, 2]
+
+
+async def test_what_cannot_be_read_hides_no_record_before_it(cluster: _Cluster) -> None:
+    """It comes in one list with them."""
+    tp = cluster.fill(0, 3)
+    records: list[Any] = cluster.partitions[tp]
+    records.append(stuck(3))
+    assert [*await cluster.reader.records(tp, [0, 2])] == [0, 2]
+    with pytest.raises(UnreadableTopicError, match="stays at offset 3"):
+        await cluster.reader.records(tp, [2, 3])
