@@ -113,7 +113,9 @@ def test_a_java_that_has_not_answered_yet_ends_with_the_command(tmp_path: Path) 
     """It found the file for its port gone, and kept running, of no use."""
 
     def java_runs() -> bool:
-        return any("SparkSubmit" in word for each in psutil.Process(report.pid).children() for word in each.cmdline())
+        found = psutil.process_iter(["ppid", "cmdline"], ad_value=())  # Java's launcher ends meanwhile
+        words = [word for each in found if each.info["ppid"] == report.pid for word in each.info["cmdline"]]
+        return any("SparkSubmit" in word for word in words)
 
     with Command(tmp_path, "report", lake=tmp_path / "lake") as report:
         report.wait_until(java_runs)
