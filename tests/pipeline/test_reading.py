@@ -197,7 +197,7 @@ def test_what_a_stranger_wrote_is_reported() -> None:
 
 
 def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> None:
-    """Whatever the records are. They are drawn first, so that all are one job; the row that differs is told.
+    """Any records read as Python reads them. All are drawn first and read by one job; a failure names the row.
 
     Commands and circuits are no journeys; a kind or version that is not known yet is no damage: its kind is read.
     """

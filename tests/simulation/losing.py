@@ -1,8 +1,8 @@
 """Histories in which main topics lose their end, as where a replica becomes leader that lacks the last records (I34).
 
 Others come to be at the offsets of those that are gone, and have their names, by which other histories know records: so
-here these are known by their values, and less is judged. What is still on its topic comes to its end, as its script
-says, and so does what is gone and had a row by then. Nothing begins early, beside itself, or again once its offset has
+here a record is known by its value, and less is judged. What is still on its topic ends as its script says, and
+so does what is gone and had a row by then. Nothing begins early, beside itself, or again once its offset has
 passed it. With an order nothing begins before the end of what is before it in its sequence, and with `latest` the
 newest of a key is not superseded.
 
@@ -311,7 +311,7 @@ class Losing:
         try:
             self.loop.run_until_complete(self._live())
         except Stalled:
-            self.violation = self.violation or "I1: all wait for ever"
+            self.violation = self.violation or "I1: no record goes on"
         finally:
             self.loop.abandon()
             sys.unraisablehook = hook
