@@ -64,6 +64,8 @@ _OURS: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
+    # Row groups of 16 MiB: a file is read by as many tasks as it has groups, and a batch is one file a day.
+    "spark.hadoop.parquet.block.size": "16777216",
     # Texts that hardly ever repeat: a dictionary of them is built and thrown away.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _WITHOUT_DICTIONARY},
 }

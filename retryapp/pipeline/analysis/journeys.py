@@ -85,9 +85,8 @@ def journeys_of(traces: DataFrame) -> DataFrame:
     is_moved = F.col("step.station") == F.lit(MOVED)  # of delivery 0, and so before all others
     earlier = in_order.rowsBetween(Window.unboundedPreceding, -1)
     highest = F.max("delivery").over(earlier)  # not of the row before: a mark may have a lower one than rows before it
-    in_turn = steps.withColumns(
-        {"before": F.lag(before).over(in_order), "highest": highest, "is_moved": F.max(is_moved).over(in_order)}
-    )
+    was_moved = F.coalesce(F.max(is_moved).over(earlier), F.lit(False))
+    in_turn = steps.withColumns({"before": F.lag(before).over(in_order), "highest": highest, "was_moved": was_moved})
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
@@ -163,7 +162,7 @@ def _attempt() -> Column:
     is_free |= is_late & F.col("before.delivery").isNotNull()
     is_next = ~is_late & (F.col("before.delivery") == number - 1)
     station = F.col("step.station")
-    late_ms = F.when(is_next & ~F.col("is_moved"), F.col("step.started_ms") - F.col("before.due_at_ms"))
+    late_ms = F.when(is_next & ~F.col("was_moved"), F.col("step.started_ms") - F.col("before.due_at_ms"))
     computed = {
         "delivery": F.when(is_late, F.greatest(number, F.col("before.delivery") + 1)).otherwise(number),
         "attempt": F.when(~is_free, F.col("step.attempt")),

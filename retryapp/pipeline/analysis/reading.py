@@ -160,7 +160,7 @@ def header_tuples(headers: pa.Array) -> list[Headers]:
 def readings_of(records: DataFrame) -> DataFrame:
     """Return what rows of the archive say: ``schemas.READINGS``, one row for each."""
     is_event = F.col("station") == F.lit(EVENTS)
-    marked = F.exists("headers", lambda header: header["key"] == F.lit(H.RETRY_MARK))  # null where it has none at all
+    marked = F.array_contains("headers.key", H.RETRY_MARK)  # null where it has none at all
     is_mark = (F.col("station") == F.lit(DLQ)) & F.coalesce(marked, F.lit(False))
     none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
     make: Any = arrow_udf  # its types do not know a plain function of arrays

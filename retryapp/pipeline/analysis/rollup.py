@@ -38,13 +38,16 @@ def bin_of(instant_ms: Column, length_ms: int) -> Column:
 
 def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataFrame:
     """Return what ``schemas.ROLLUP`` has: attempts from journeys, first-try successes from workers' counts."""
-    # before attempts are rows: each would have a copy of all, and a policy without an end has tens of thousands
-    whole = journeys.withColumns({"tried": F.size("attempts"), "backwards": F.reverse("attempts.fingerprint")})
-    places = F.posexplode_outer(F.transform("attempts", _with_last)).alias("place", "at")
-    every = whole.select(*whole.drop("attempts", "backwards").columns, places)
+    # by functions that Spark compiles, which none over the elements of an array is; and before the sums, or each row of
+    # theirs would have a copy of all attempts: a policy without an end has tens of thousands
+    tried, backwards = F.size("attempts"), F.reverse("attempts.fingerprint")
+    whole = journeys.withColumns({"tried": tried, "backwards": backwards})
+    every = whole.select(*whole.columns, F.posexplode_outer("attempts").alias("place", "at"))
+    is_last = F.array_position("backwards", F.col("at.fingerprint")) == F.col("tried") - F.col("place")
+    every = every.withColumn("is_last", is_last).drop("attempts", "backwards")  # null where it did not fail
     is_dead = F.col("fate").isin("dead", "discarded")
     was_held = is_dead & F.col("place").isNull()  # to its end, and never delivered: its letter alone has a cause
-    is_last_of_cause = F.coalesce("at.is_last", was_held)
+    is_last_of_cause = F.coalesce("is_last", was_held)
     fingerprint, error_type, message = (
         F.when(was_held, F.col(name)).otherwise(F.col(f"at.{name}"))
         for name in ("fingerprint", "error_type", "error_message")
@@ -89,11 +92,6 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     grouped = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
     of_journeys = grouped.agg(*(column.alias(name) for name, column in sums.items()))
     return of_journeys.unionByName(_first_tries(progress, length_ms), allowMissingColumns=True)
-
-
-def _with_last(at: Column, place: Column) -> Column:
-    """Add to an attempt whether it is the last that failed of its cause; null where it did not fail."""
-    return at.withField("is_last", F.array_position("backwards", at["fingerprint"]) == F.col("tried") - place)
 
 
 def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
