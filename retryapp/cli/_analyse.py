@@ -207,6 +207,8 @@ def causes(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
+    if several := ({*resolve} & {*ignore}) | ({*resolve, *ignore} & {*reopen}):
+        raise click.UsageError(f"{min(several)}: give a cause to one of --resolve, --ignore and --reopen")
     now_ms = SystemClock().wall_ms()
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.analysis.checks import OLDER

@@ -241,6 +241,14 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["pending", "show", "nonsense", "--broker", "127.0.0.1:1"], "no failure id"),
         (["pending", "show", "g/t@abcdefgh/0/1"], "-A MODULE"),
         (["pending", "list", "--broker", "b", "--group", "g", "--since", "10"], "10"),
+        (
+            ["pending", "list", "--broker", "b", "--group", "g", "--since", "2030-01-02", "--until", "2030-01-01"],
+            "--since 2030-01-02 00:00:00.000 UTC is not before --until 2030-01-01 00:00:00.000 UTC: nothing fits",
+        ),
+        (
+            ["dead", "replay", "--broker", "b", "--group", "g", "--since", "1h", "--until", "2h"],
+            "is not before --until",
+        ),
         (["pending", "list", "-A", "no_such_module"], "no_such_module"),
         (["plan", "-A", ":app"], "no module is named"),
         (

@@ -225,6 +225,14 @@ def test_what_spark_would_answer_with_a_stack_trace_is_refused(
     assert expected in line
 
 
+@pytest.mark.parametrize("second", ["--ignore", "--reopen"])
+def test_a_cause_takes_one_decision(second: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The latter one won, and no word was said."""
+    words = ["--resolve", "c1-0000000001", second, "c1-0000000001", "--lake", str(tmp_path)]
+    assert run(["pipeline", "causes", *words]) == ExitCode.USAGE
+    assert "c1-0000000001: give a cause to one of --resolve, --ignore and --reopen" in capsys.readouterr().err
+
+
 def test_a_lake_without_a_name_is_not_the_default_one(capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a variable that a script has not set: an erasure would be of another lake."""
 
