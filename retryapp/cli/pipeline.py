@@ -32,7 +32,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import OtherRunError, failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import Life
+from retryapp.pipeline.sources import Life, refuse_missing
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.place import in_url
 from retryapp.settings import load_settings
@@ -116,7 +116,8 @@ def archive(
         wait_s = 0.0 if every is None else inf
     with ExitStack() as stack:
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
-        lasting = lake_job(lake, replace(session, brief=False), must_exist=False)
+        admin = KafkaAdmin(connection)
+        lasting = lake_job(lake, replace(session, brief=False), before_new=lambda _uri: refuse_missing(admin, groups))
         opened, stopped = stack.enter_context(lasting)
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.gaps import Gaps
