@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -257,6 +258,32 @@ def test_what_java_prints_is_no_part_of_a_result() -> None:
     """
     done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{}\n", "removed\n")
+
+
+def test_an_interrupted_start_of_java_ends_no_other_child(tmp_path: Path) -> None:
+    """Of a program that starts Spark and, in another thread, processes of its own; all that were new were killed."""
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text("#!/bin/sh\nsleep 300 &\nkill -INT $PPID\nwait\n")
+    submit.chmod(0o755)
+    program = """
+        import subprocess
+        import psutil
+        from pyspark.java_gateway import launch_gateway
+        from retryapp.pipeline.session import _launching_jvm
+        try:
+            with _launching_jvm():
+                own = subprocess.Popen(["sleep", "300"])
+                launch_gateway()
+        except KeyboardInterrupt:
+            left = [each for each in psutil.Process().children(recursive=True) if each.pid != own.pid]
+            print(psutil.wait_procs(left, timeout=30)[1])
+            own.terminate()
+            print(own.wait())
+    """
+    env = {**os.environ, "SPARK_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", dedent(program)], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"[]\n{-signal.SIGTERM}\n"
 
 
 @pytest.mark.parametrize(
