@@ -115,7 +115,7 @@ def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
     """Start a session, and stop it at the end; nothing is left in the working folder."""
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
         ours = {"spark.sql.warehouse.dir": Path(scratch, "warehouse").as_uri()}
-        with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
+        with download_progress(spark_jars(), "Spark's connectors") as progress:
             session = start_session(replace(options, conf={**ours, **options.conf}), progress=progress)
         try:
             yield session
@@ -159,10 +159,6 @@ def _java_may_be_gone() -> AbstractContextManager[None]:
     from py4j.protocol import Py4JError
 
     return suppress(Py4JError, ConnectionError)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -260,6 +260,19 @@ def test_what_java_prints_is_no_part_of_a_result() -> None:
     assert (done.stdout, done.stderr) == ("{}\n", "removed\n")
 
 
+def test_sigterm_before_spark_has_started_is_an_interruption() -> None:
+    """While a command waits for the broker: the signal itself ended it, and afterwards it was exit code 130."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = ["--broker", f"127.0.0.1:{silent.getsockname()[1]}", "--group", "g"]
+        words = [sys.executable, "-m", "retryapp", "pipeline", "archive", "--json", *where]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+            connection, _ = silent.accept()
+            command.terminate()
+            said, _ = command.communicate()
+            connection.close()
+    assert (command.returncode, json.loads(said)["error"]["type"]) == (ExitCode.INTERRUPTED, "Interrupted")
+
+
 def test_an_interrupted_start_of_java_ends_no_other_child(tmp_path: Path) -> None:
     """Of a program that starts Spark and, in another thread, processes of its own; all that were new were killed."""
     submit = tmp_path / "bin" / "spark-submit"
