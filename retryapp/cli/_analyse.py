@@ -30,6 +30,7 @@ from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.session import SessionOptions
+from retryapp.pipeline.sources import refuse_missing
 from retryapp.runtime.machine.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -97,14 +98,15 @@ def analyse(
             _check_folder(page)
         # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
-    with lake_job(lake, session, must_exist=False) as (opened, stopped):
+    admin = KafkaAdmin(connection)
+    with lake_job(lake, session, before_new=lambda _uri: refuse_missing(admin, groups)) as (opened, stopped):
         from retryapp.pipeline.analysis.cuts import take_cut
         from retryapp.pipeline.analysis.job import Analysis
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.hold import TURN_S
         from retryapp.pipeline.report.facts import collect
 
-        job, admin = Analysis(opened, now_ms=now_ms), KafkaAdmin(connection)
+        job = Analysis(opened, now_ms=now_ms)
         archives = [Archive(connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
         if after is not None:
             _archive_until(after, archives, wait_s, stopped)
@@ -207,6 +209,8 @@ def causes(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
+    if several := ({*resolve} & {*ignore}) | ({*resolve, *ignore} & {*reopen}):
+        raise click.UsageError(f"{min(several)}: give a cause to one of --resolve, --ignore and --reopen")
     now_ms = SystemClock().wall_ms()
     with lake_job(lake, session) as (opened, _):
         from retryapp.pipeline.analysis.checks import OLDER

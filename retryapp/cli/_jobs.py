@@ -25,6 +25,7 @@ from retryapp.core.jobs import LetterFilter, PartState
 from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
+from retryapp.lookup.instants import utc_text
 from retryapp.lookup.jobs import JobProgress, Order, Told, begin, outcomes, passed, progress_of
 from retryapp.lookup.payloads import printable
 from retryapp.lookup.previews import NO_REPLAY, Preview, preview
@@ -56,6 +57,10 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             wanted = LetterFilter(**fields) if given else None
         except ValidationError as error:
             raise click.UsageError(problem_text(error)) from error
+        since_ms, until_ms = fields["from_ms"], fields["until_ms"]
+        if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+            period = f"--since {utc_text(since_ms)} is not before --until {utc_text(until_ms)}"
+            raise click.UsageError(f"{period}: nothing fits")
         if wanted is not None and may_be_cut(wanted.error_type):
             click.echo(_CUT, err=True)
         return command(wanted=wanted, **values)

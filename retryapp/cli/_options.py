@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce, wraps
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override
 
+from retryapp.cli.console import results_alone
 from retryapp.core.control import MAX_WORDS
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
@@ -41,8 +43,22 @@ def decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callab
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
-def json_option(command: Callable[..., R]) -> Callable[..., R]:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(command)
+def _result_option(flag: str, name: str, text: str) -> Decorator:
+    """Return a flag with which stdout has the result alone."""
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @wraps(command)
+        def with_result(**values: Any) -> R:
+            with results_alone() if values[name] else nullcontext():
+                return command(**values)
+
+        return click.option(flag, name, is_flag=True, help=text)(with_result)
+
+    return decorate
+
+
+json_option = _result_option("--json", "as_json", "Print one JSON object instead of text.")
+raw_option = _result_option("--raw", "raw", "Write the value's bytes to stdout, and nothing else.")
 
 
 def app_option(*, required: bool) -> Decorator:
@@ -112,9 +128,6 @@ def user_name() -> str:
         return getpass.getuser()[:MAX_WORDS]
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
 
 
 def typed_bytes(text: str) -> bytes:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retryapp.cli._options import place_text
-from retryapp.cli.console import ExitCode, Given, emit
+from retryapp.cli.console import ExitCode, Given, emit, results
 from retryapp.core.text import counted, with_app
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
@@ -175,7 +175,7 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
         why = facts.get("unread") or facts["damaged"] or other
         return _write_nothing(f"its value cannot be written: {why}")
     if raw:
-        click.echo(value, nl=False)
+        click.echo(value, nl=False, file=results())
         return ExitCode.FINE
     now_ms = SystemClock().wall_ms()
     plain = {name: value.facts if isinstance(value, Payload) else value for name, value in facts.items()}

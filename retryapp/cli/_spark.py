@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -22,7 +22,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
 from retryapp.kafka import reach
-from retryapp.pipeline.errors import failures_named
+from retryapp.pipeline.errors import TableMissingError, failures_named
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 
@@ -115,7 +115,7 @@ def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
     """Start a session, and stop it at the end; nothing is left in the working folder."""
     with TemporaryDirectory(prefix="retryapp-spark-", ignore_cleanup_errors=True) as scratch:
         ours = {"spark.sql.warehouse.dir": Path(scratch, "warehouse").as_uri()}
-        with download_progress(spark_jars(), "Spark's connectors") as progress, on_signals(_interrupt, signal.SIGTERM):
+        with download_progress(spark_jars(), "Spark's connectors") as progress:
             session = start_session(replace(options, conf={**ours, **options.conf}), progress=progress)
         try:
             yield session
@@ -133,10 +133,13 @@ def _own_session(options: SessionOptions) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def lake_job(lake: str, options: SessionOptions, *, must_exist: bool = True) -> Iterator[tuple[Lake, threading.Event]]:
+def lake_job(
+    lake: str, options: SessionOptions, *, before_new: Callable[[str], object] | None = None
+) -> Iterator[tuple[Lake, threading.Event]]:
     """Yield the lake in a session, and the event of ``interruptible``; a session that was there keeps its log.
 
-    What fails in Spark is an error of ours, with its remedy.
+    What fails in Spark is an error of ours, with its remedy. Without ``before_new``, as of ``open_lake``, the lake has
+    to be there.
     """
     is_ours = not brought_along() and active_session() is None
     job = str(click.get_current_context().info_name)
@@ -144,7 +147,11 @@ def lake_job(lake: str, options: SessionOptions, *, must_exist: bool = True) -> 
     with session as spark, interruptible(spark, quiet=is_ours) as stopped, failures_named(job):
         from retryapp.pipeline.lake import open_lake
 
-        yield open_lake(spark, lake, must_exist=must_exist), stopped
+        yield open_lake(spark, lake, before_new=before_new or _refuse_new), stopped
+
+
+def _refuse_new(uri: str) -> NoReturn:
+    raise TableMissingError(uri)  # as a wrong --lake names it
 
 
 def _java_may_be_gone() -> AbstractContextManager[None]:
@@ -152,10 +159,6 @@ def _java_may_be_gone() -> AbstractContextManager[None]:
     from py4j.protocol import Py4JError
 
     return suppress(Py4JError, ConnectionError)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager

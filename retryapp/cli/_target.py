@@ -13,7 +13,7 @@ from retryapp.cli._options import Place
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import GroupMissingError, KafkaConnection, find_handlers, reach, with_dead_letters
+from retryapp.kafka import KafkaConnection, find_handlers, group_missing, reach, with_dead_letters
 from retryapp.lookup.decoding import Decoding, Show, undecoded
 
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
@@ -49,7 +49,7 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
             return Target(connection, (with_dead_letters(topology, names),))
     handlers = find_handlers(admin, place.group)
     if not handlers:
-        raise GroupMissingError(place.group, connection)
+        raise group_missing(admin, place.group)
     return Target(connection, _only(handlers, place.topic))
 
 

@@ -2,18 +2,20 @@
 
 Results go to stdout, everything else to stderr. With ``--json`` a command prints one JSON object (its last line); so
 does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``. What was done before it is a line above.
+With it, and with ``--raw``, what the user's code and child processes print goes to stderr, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import Final
+from typing import Final, TextIO
 
 import click
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
@@ -102,10 +104,53 @@ class Given:
         return Given() if found is None else found
 
 
+_results: TextIO | None = None
+"""Where they go while what is printed goes to stderr."""
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Keep stdout for results: what else is printed in the body, or by a process that it starts, goes to stderr."""
+    global _results
+    if _results is not None or None in (sys.stdout, sys.stderr):  # `--raw` with `--json`; one was closed at the start
+        yield
+        return
+    with ExitStack() as stack:
+        stdout, is_ours = sys.stdout, sys.stdout is sys.__stdout__
+        _results = stack.enter_context(_moved(stdout)) if is_ours else stdout
+        stack.enter_context(redirect_stdout(sys.stderr))
+        try:
+            yield
+        finally:
+            _results = None
+
+
+@contextmanager
+def _moved(stdout: TextIO) -> Iterator[TextIO]:
+    """Yield a stream to the process's stdout that no child has; its own is a second stderr meanwhile."""
+    stdout.flush()
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    moved = os.fdopen(descriptor, "w", encoding=stdout.encoding, errors=stdout.errors)
+    try:
+        yield moved
+    finally:
+        with suppress(OSError):
+            stdout.flush()
+        os.dup2(descriptor, 1)
+        with suppress(OSError):  # a reader that has gone: what was printed last has raised the same
+            moved.close()
+
+
+def results() -> TextIO:
+    """Return where results go."""
+    return sys.stdout if _results is None else _results
+
+
 def emit(result: object, text: str, *, as_json: bool) -> None:
     """Print a result; nothing in a record, a message or a reason can steer the terminal."""
     shown = escaped_json(_json_of(result)) if as_json else printable(text)
-    click.echo(with_app(shown, Given.now().app_spec))
+    click.echo(with_app(shown, Given.now().app_spec), file=results())
 
 
 def _json_of(result: object) -> str:

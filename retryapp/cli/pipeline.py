@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from shlex import quote
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +26,7 @@ from retryapp.cli._spark import (
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import ExitCode, Group, emit, emit_error, stderr_console
+from retryapp.cli.console import ExitCode, Group, emit, emit_error, on_signals, stderr_console
 from retryapp.core.errors import RetryAppError
 from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
@@ -32,7 +34,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import OtherRunError, failures_named
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import Life
+from retryapp.pipeline.sources import Life, refuse_missing
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.place import in_url
 from retryapp.settings import load_settings
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 
 
 @click.group(name="pipeline", cls=Group)
-def command() -> None:
+@click.pass_context
+def command(context: click.Context) -> None:
     """Archive and analyse everything that failed, on Spark.
 
     Runs on this machine without any setup; --master and 'spark-submit' run the same on a cluster. The first run
@@ -60,6 +63,7 @@ def command() -> None:
       retryapp pipeline status --broker localhost:9092 --group billing --json
       retryapp pipeline erase --key ada@example.org
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    context.with_resource(on_signals(_interrupt, signal.SIGTERM))  # also before Spark has started
 
 
 for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
@@ -116,7 +120,8 @@ def archive(
         wait_s = 0.0 if every is None else inf
     with ExitStack() as stack:
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
-        lasting = lake_job(lake, replace(session, brief=False), must_exist=False)
+        admin = KafkaAdmin(connection)
+        lasting = lake_job(lake, replace(session, brief=False), before_new=lambda _uri: refuse_missing(admin, groups))
         opened, stopped = stack.enter_context(lasting)
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.gaps import Gaps
@@ -206,6 +211,10 @@ def jars(*, as_json: bool) -> None:
     with download_progress(spark_jars(), "Spark's connectors") as progress:
         paths = ensure_jars(load_settings().cache_dir, spark_jars(), progress=progress)
     emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -2,7 +2,13 @@
 
 from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState, reach
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.discovery import GroupMissingError, dead_letter_topics, find_handlers, with_dead_letters
+from retryapp.kafka.discovery import (
+    GroupMissingError,
+    dead_letter_topics,
+    find_handlers,
+    group_missing,
+    with_dead_letters,
+)
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError, LoginRefusedError
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import Positions
@@ -28,6 +34,7 @@ __all__ = [
     "find_handlers",
     "first_times",
     "fold_changelog",
+    "group_missing",
     "grow_topics",
     "plan_topics",
     "reach",

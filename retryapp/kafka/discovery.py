@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
+from typing import Final
 
-from retryapp.core.errors import EnvironmentFault, TopicMissingError
+from retryapp.core.errors import EnvironmentFault, RetryAppError, TopicMissingError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.owner import read_owner_mark
 
+_CHANGELOG: Final = ".pending.changelog"
+_MOST_MARKS: Final = 20  # each takes a consumer of its own
+
 
 class GroupMissingError(EnvironmentFault):
     """A cluster has no handlers of a group. Operator action: correct the group's name or the broker's address."""
 
-    def __init__(self, group: str, connection: KafkaConnection) -> None:
+    def __init__(self, group: str, connection: KafkaConnection, others: Sequence[str]) -> None:
         self.group = group
         hidden = "" if connection.protocol == "PLAINTEXT" else ", or grant this login DESCRIBE on the group's topics"
+        there = f". Groups that have some: {', '.join(others)}" if others else ""
         super().__init__(
             f"group {group!r} has no handlers on {connection.bootstrap}. Correct --group (the Faust app's id) or "
-            f"--broker{hidden}"
+            f"--broker{hidden}{there}"
         )
+
+
+def group_missing(admin: KafkaAdmin, group: str) -> GroupMissingError:
+    """Return the refusal of a group without handlers; it names others, those that are most like it."""
+    others = set[str]()
+    with suppress(RetryAppError):  # this login may not read them
+        changelogs = [name for name in admin.topic_names() if name.endswith(_CHANGELOG)]
+        nearest = get_close_matches(group, changelogs, _MOST_MARKS, cutoff=0.0)
+        marks = [read_owner_mark(admin.connection, name) for name in nearest]
+        others = {mark.group for mark in marks if mark is not None}
+    return GroupMissingError(group, admin.connection, sorted(others))
 
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
@@ -32,7 +50,7 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     """
     prefix = f"{group}."
     names = [name for name in admin.topic_names() if name.startswith(prefix)]
-    changelogs = {main: name for name in names if (main := _main(name, prefix, ".pending.changelog"))}
+    changelogs = {main: name for name in names if (main := _main(name, prefix, _CHANGELOG))}
     mains = {main for name in names if (main := _main(name, prefix, ".dlq"))} | set(changelogs)
     owners = {main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items()}
     foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError, problem_of
+from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, problem_of
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -66,20 +66,16 @@ def literal(uri: str) -> str:
     return _OF_PATTERNS.sub(r"\\\g<0>", uri)
 
 
-def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> Lake:
-    """Open a lake, or make one.
-
-    Raises:
-        TableMissingError: there is none at a place where one ``must_exist``, as a wrong ``--lake`` names.
-    """
+def open_lake(spark: SparkSession, text: str, *, before_new: Callable[[str], object] | None = None) -> Lake:
+    """Open a lake, or make one; where there is none ``before_new`` is called with its URI, and may refuse."""
     uri = lake_uri(text)
     files = Files(spark, uri)
     files.check_readable()
     place = f"{uri}/{MARK}"
     mark = files.read(place)
     if mark is None:
-        if must_exist:
-            raise TableMissingError(uri)
+        if before_new is not None:
+            before_new(uri)
         facts = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": secrets.token_hex(32)}
         files.create(place, json.dumps(facts))
         mark = files.read(place)  # another process may have made it meanwhile

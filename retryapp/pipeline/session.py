@@ -210,6 +210,8 @@ def _collector(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 _LAUNCHING = threading.local()
+_OF_JVM: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+"""PySpark sets this variable for the JVM: the program around us may start other children meanwhile."""
 
 
 def _in_child() -> None:
@@ -235,8 +237,8 @@ def _launching_jvm() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         for process in here.children(recursive=True):
-            if process not in before:
-                with suppress(psutil.NoSuchProcess):
+            with suppress(psutil.Error):  # it has ended
+                if process not in before and _OF_JVM in process.environ():
                     process.kill()
         raise
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retryapp.core.topology import HandlerTopology, TopicRole
-from retryapp.kafka import GroupMissingError, KafkaAdmin, find_handlers
+from retryapp.kafka import KafkaAdmin, find_handlers, group_missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> l
     stations = {name: (topology.main, role.value) for name, (topology, role) in found.items()}
     lives = {life.topic: (life.main, life.station) for life in known}
     if not stations and not lives:
-        raise GroupMissingError(group, admin.connection)
+        raise group_missing(admin, group)
     stations = lives | stations
     topics = []
     for name, state in sorted(admin.describe_topics(stations).items()):
@@ -45,6 +45,16 @@ def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> l
         unknown = (None,) * state.partitions
         topics.append(Life(topic=name, topic_id=state.topic_id, group=group, main=main, station=station, next=unknown))
     return topics
+
+
+def refuse_missing(admin: KafkaAdmin, groups: Sequence[str]) -> None:
+    """Return if one of some groups has handlers there.
+
+    Raises:
+        GroupMissingError: none has any; it names the first one.
+    """
+    if not any(find_handlers(admin, group) for group in groups):
+        raise group_missing(admin, groups[0])
 
 
 def places_of(lives: Iterable[Life]) -> list[tuple[str, int]]:

@@ -462,6 +462,7 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
             **({} if topology.drop else {"dlq": topology.dlq}),
             **{f"dlq {name}": topology.dlq_named(name) for name in topology.dead_letters},
             "events": topology.events,
+            "control": topology.control,
             "changelog": topology.pending_changelog,
             **({} if topology.seen_window_ms is None else {"seen events": topology.seen_changelog}),
         },

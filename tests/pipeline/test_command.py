@@ -31,7 +31,7 @@ from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
-from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import beside
 from retryapp.stage import wait_for
@@ -143,8 +143,10 @@ def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.strip() == spark.conf.get("spark.jars")
 
 
-def test_what_is_missing_is_named(command: CommandLine, connection: KafkaConnection, tmp_path: Path) -> None:
-    """No lake where a wrong --lake names one: it is not made. No such group; no archive; no analysis; no folder."""
+def test_what_is_missing_is_named(
+    command: CommandLine, spark: SparkSession, connection: KafkaConnection, tmp_path: Path
+) -> None:
+    """No lake where a wrong --lake or --group names one: it is not made. No archive; no analysis; no folder."""
 
     def says(text: str, code: int, kind: str, *words: str) -> None:
         ended, facts = command(*words)
@@ -154,7 +156,10 @@ def test_what_is_missing_is_named(command: CommandLine, connection: KafkaConnect
     where = ("--broker", connection.bootstrap, "--group", "unknown")
     for words in (("gaps",), ("report",), ("causes",), ("vacuum",), ("status", *where)):
         says("no archive yet. Run 'retryapp pipeline archive' with this --lake", 3, "TableMissingError", *words)
+    for name in ("archive", "analyse"):
+        says("--group", 3, "GroupMissingError", name, *where)
     assert not (tmp_path / "lake").exists()
+    open_lake(spark, str(tmp_path / "lake"))
     says("--group", 3, "GroupMissingError", "archive", *where)
     says("no archive yet", 3, "TableMissingError", "vacuum")
     says("no analysis yet. Run 'retryapp pipeline analyse'", 3, "TableMissingError", "causes")

@@ -16,6 +16,7 @@ SOURCE = """
     app = faust.App("{group}", broker="kafka://{broker}", store="memory://")
 
     def decode(data, about):
+        print("decoding")
         if not data.startswith(b"\\0"):
             return None
         return {{"name": data[1:].decode(), "of": [about.topic, str(about.field), dict(about.headers)]}}
@@ -46,10 +47,13 @@ def test_values_are_shown_and_searched_decoded(retryapp: Callable, shop, decodin
     shown = retryapp(kind, "show", "-A", decoding_app, identity)
     assert "value (binary, 4 bytes), decoded" in shown.out
     assert '"name": "ann"' in shown.out
-    value = retryapp(kind, "show", "-A", decoding_app, identity, "--json").json["value"]
+    as_json = retryapp(kind, "show", "-A", decoding_app, identity, "--json")
+    assert (as_json.out.count("\n"), "decoding" in as_json.err) == (1, True), "what a decoder prints is no result"
+    value = as_json.json["value"]
     headers = '{"trace": "t-1"}' if kind == "dead" else "{}"
     assert value["decoded"]["text"] == f'{{"name": "ann", "of": ["{shop.topology.main}", "value", {headers}]}}'
     assert retryapp(kind, "show", "-A", decoding_app, identity, "--raw").out == "\0ann"
+    assert retryapp(kind, "show", "-A", decoding_app, identity, "--raw", "--json").out == "\0ann"
     bytes_alone = retryapp(kind, "show", *shop.place, identity)
     assert "00000000  00 61 6e 6e" in bytes_alone.out
     assert "decoded" not in bytes_alone.out

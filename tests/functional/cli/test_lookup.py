@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -219,7 +220,7 @@ def test_dead_letters_show_what_their_handler_has_made_of_them(retryapp, shop):
 def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
     """Group ``shop`` is not group ``shop.eu``, although its topics begin like it: the owner mark tells.
 
-    A mistyped group is an environment error, and nothing is created.
+    A mistyped group is an environment error that names those that are like it, and nothing is created.
     """
     shop.wait(0, 1, FAR_MS)
     outer = shop.topology.group.removesuffix(".eu")
@@ -230,6 +231,7 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
     near = retryapp("dead", "list", "--broker", shop.operator.bootstrap, "--group", group, "--topic", "no-main")
     assert near.code == 3
     assert f"group {group!r} has no handlers on" in near.err
+    assert re.search(f"Groups that have some: .*{re.escape(shop.topology.group)}(, |$)", near.err, re.MULTILINE)
     assert not [name for name in KafkaAdmin(shop.operator.connection).topic_names() if name.startswith(group)]
 
 
@@ -241,6 +243,14 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["pending", "show", "nonsense", "--broker", "127.0.0.1:1"], "no failure id"),
         (["pending", "show", "g/t@abcdefgh/0/1"], "-A MODULE"),
         (["pending", "list", "--broker", "b", "--group", "g", "--since", "10"], "10"),
+        (
+            ["pending", "list", "--broker", "b", "--group", "g", "--since", "2030-01-02", "--until", "2030-01-01"],
+            "--since 2030-01-02 00:00:00.000 UTC is not before --until 2030-01-01 00:00:00.000 UTC: nothing fits",
+        ),
+        (
+            ["dead", "replay", "--broker", "b", "--group", "g", "--since", "1h", "--until", "2h"],
+            "is not before --until",
+        ),
         (["pending", "list", "-A", "no_such_module"], "no_such_module"),
         (["plan", "-A", ":app"], "no module is named"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -237,6 +238,16 @@ def test_what_an_app_prints_is_no_part_of_a_result(
     (folder / "wk_talks.py").write_text("print('hello')\n" + PROGRAM.format(name="talks") + HANDLER)
     shown = retryapp("plan", "-A", "wk_talks", "--acls", *words)
     assert (shown.code, "hello" in shown.out, shown.err) == (ExitCode.FINE, False, "hello\n")
+
+
+def test_what_a_child_process_prints_is_no_part_of_an_object(folder: Path) -> None:
+    """Nor what a library writes to the descriptor itself: a script that reads stdout has JSON, and no more."""
+    child = "import os, subprocess\nsubprocess.run(['echo', 'child'], check=True)\nos.write(1, b'library\\n')\n"
+    (folder / "wk_child.py").write_text(child + PROGRAM.format(name="child") + HANDLER)
+    words = [sys.executable, "-m", "retryapp", "plan", "-A", "wk_child", "--acls", "--json"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    assert (json.loads(done.stdout)["principal"], done.stderr) == ("User:child", "child\nlibrary\n")
 
 
 @pytest.mark.parametrize(

@@ -383,6 +383,7 @@ def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
             "main": main,
             "dlq": f"{prefix}.dlq",
             "events": f"{prefix}.events",
+            "control": f"{prefix}.control",
             "changelog": f"{prefix}.pending.changelog",
         },
         partitions=4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -225,6 +226,14 @@ def test_what_spark_would_answer_with_a_stack_trace_is_refused(
     assert expected in line
 
 
+@pytest.mark.parametrize("second", ["--ignore", "--reopen"])
+def test_a_cause_takes_one_decision(second: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The latter one won, and no word was said."""
+    words = ["--resolve", "c1-0000000001", second, "c1-0000000001", "--lake", str(tmp_path)]
+    assert run(["pipeline", "causes", *words]) == ExitCode.USAGE
+    assert "c1-0000000001: give a cause to one of --resolve, --ignore and --reopen" in capsys.readouterr().err
+
+
 def test_a_lake_without_a_name_is_not_the_default_one(capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a variable that a script has not set: an erasure would be of another lake."""
 
@@ -249,6 +258,45 @@ def test_what_java_prints_is_no_part_of_a_result() -> None:
     """
     done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{}\n", "removed\n")
+
+
+def test_sigterm_before_spark_has_started_is_an_interruption() -> None:
+    """While a command waits for the broker: the signal itself ended it, and afterwards it was exit code 130."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = ["--broker", f"127.0.0.1:{silent.getsockname()[1]}", "--group", "g"]
+        words = [sys.executable, "-m", "retryapp", "pipeline", "archive", "--json", *where]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as command:
+            connection, _ = silent.accept()
+            command.terminate()
+            said, _ = command.communicate()
+            connection.close()
+    assert (command.returncode, json.loads(said)["error"]["type"]) == (ExitCode.INTERRUPTED, "Interrupted")
+
+
+def test_an_interrupted_start_of_java_ends_no_other_child(tmp_path: Path) -> None:
+    """Of a program that starts Spark and, in another thread, processes of its own; all that were new were killed."""
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text("#!/bin/sh\nsleep 300 &\nkill -INT $PPID\nwait\n")
+    submit.chmod(0o755)
+    program = """
+        import subprocess
+        import psutil
+        from pyspark.java_gateway import launch_gateway
+        from retryapp.pipeline.session import _launching_jvm
+        try:
+            with _launching_jvm():
+                own = subprocess.Popen(["sleep", "300"])
+                launch_gateway()
+        except KeyboardInterrupt:
+            left = [each for each in psutil.Process().children(recursive=True) if each.pid != own.pid]
+            print(psutil.wait_procs(left, timeout=30)[1])
+            own.terminate()
+            print(own.wait())
+    """
+    env = {**os.environ, "SPARK_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", dedent(program)], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"[]\n{-signal.SIGTERM}\n"
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,13 @@ def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime
     assert json.loads(json.dumps(asdict(info)))["jobs"] == {"running": 1}
 
 
+def test_a_handler_names_all_its_topics(runtime: Runtime) -> None:
+    """That of commands was missing."""
+    (info,) = RuntimeView(runtime).handlers()
+    topics = {*info.topics.values(), *info.retry_topics, *info.publishes}
+    assert topics == {*runtime.served["orders"].handler.topology.named}
+
+
 def test_a_circuit_is_full_while_as_many_run_of_it_as_may(runtime: Runtime, orders: Any) -> None:
     places, clock = Places(1), VirtualClock()
     circuits = {"ledger": Circuit(CircuitBreaker())}
