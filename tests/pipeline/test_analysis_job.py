@@ -22,7 +22,7 @@ from retryapp.pipeline.analysis.outages import by_interval
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
 from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.gaps import Gaps
-from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.lake import Files, Lake, open_lake
 from retryapp.pipeline.positions import CUT_OFF, DELETED, Gap
 from retryapp.pipeline.report.facts import causes_of, collect
 from retryapp.pipeline.report.page import to_page
@@ -131,13 +131,20 @@ def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed], cop
     assert {name: sorted(map(repr, copied.derived.read(name).collect())) for name in DERIVED_TABLES} == tables
 
 
-def test_the_log_names_the_files_with_all_rows(spark: SparkSession, copied: Analysts) -> None:
-    """So a first analysis needs no query of Delta's; joined or not, until rows were deleted."""
-    tables = Tables(copied.lake)
+def test_the_log_names_the_files_with_all_rows(
+    spark: SparkSession, copied: Analysts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a first analysis needs no query of Delta's; joined or not, until rows were deleted.
+
+    Of no file is asked whether it is there: there may be thousands, on an object store.
+    """
+    tables, asked, exists = Tables(copied.lake), list[str](), Files.exists
     tables.join_small_files()
+    monkeypatch.setattr(Files, "exists", lambda files, uri: (asked.append(uri), exists(files, uri))[1])
     files = tables.added_between(None, place_of(next(tables.commits())))
     assert files is not None
     assert len(files) == 2
+    assert [uri for uri in asked if uri.endswith(".parquet")] == []
     assert tables.read_files(files).count() == tables.read().count() == 9
     spark.sql(f"DELETE FROM {quoted(copied.lake.table(RECORDS_TABLE))} WHERE offset = 0")  # noqa: S608 - a folder of this test
     assert tables.added_between(None, place_of(next(tables.commits()))) is None
