@@ -150,9 +150,11 @@ def taken_cut(failures: int) -> TakenCut:
 
     last = -(-failures // PARTITIONS) * ONE_FAILS_OF
     end = -(-last // _width(failures)) * _width(failures)
+    rows = [(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)]
     return TakenCut(
         group=GROUP,
-        rows=[(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)],
+        rows=rows,
+        counted=rows,
         ends={},
         retention_ms={f"{GROUP}.{MAIN}.dlq": 30 * 86_400_000},
         lives={f"{GROUP}.{MAIN}.dlq": "id-dlq"},

@@ -34,7 +34,7 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
 
     It is in the last progress record of each partition of the changelog, so no worker is asked.
     """
-    return {number: read_steering(noted.steering) for number, noted in _progress(connection, topology).items()}
+    return {number: read_steering(noted.steering) for number, noted in progress_records(connection, topology).items()}
 
 
 class Known(NamedTuple):
@@ -63,7 +63,7 @@ class Queued(NamedTuple, Generic[C]):
 
 def remembered_and_queued(connection: KafkaConnection, topology: HandlerTopology) -> Known:
     """Return the same, and the commands about the handler and starts of jobs that no worker has obeyed yet."""
-    progress = _progress(connection, topology)
+    progress = progress_records(connection, topology)
     steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
     queued, starts = dict[int, list[Queued[HandlerCommand]]](), dict[str, dict[int, Queued[JobCommand]]]()
     for record in _not_obeyed(connection, topology, progress, steerings):
@@ -94,19 +94,22 @@ def _not_obeyed(
             yield record
 
 
-def _progress(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, marks.ProgressRecord]:
+def progress_records(
+    connection: KafkaConnection, topology: HandlerTopology, topic_id: str = "", partitions: Iterable[int] | None = None
+) -> dict[int, marks.ProgressRecord]:
+    """Return the last progress record of partitions of the changelog; `topic_id`: that of the main topic now."""
     topic = topology.pending_changelog
-    kepts = KafkaAdmin(connection).offsets(topic)
+    kepts = KafkaAdmin(connection).offsets(topic, partitions)
     last: dict[int, bytes] = {}
     starts = {number: max(kept.start, kept.stop - _TAIL_OFFSETS) for number, kept in kepts.items()}
-    for record in read_topic(connection, topic, start=starts):
+    for record in read_topic(connection, topic, partitions=kepts, start=starts):
         if record.key == marks.PROGRESS:
             last[record.partition] = record.value or b""
     if missing := [number for number, kept in kepts.items() if number not in last and kept.start < starts[number]]:
         for record in read_topic(connection, topic, partitions=missing):
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
-    return {number: marks.read_progress(value) for number, value in sorted(last.items())}
+    return {number: marks.read_progress(value, topic_id, topology.main) for number, value in sorted(last.items())}
 
 
 def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:

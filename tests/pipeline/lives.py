@@ -131,7 +131,7 @@ class Archive:
         return spark.createDataFrame([tuple(map(row.get, RECORDS.fieldNames())) for row in chosen], RECORDS)
 
 
-def cut(*ends: int | None, group: str = GROUP) -> Cut:
+def cut(*ends: int, group: str = GROUP) -> Cut:
     """Return a cut: one offset for each partition."""
     return [(CLUSTER, group, MAIN, TOPIC_ID, number, end) for number, end in enumerate(ends)]
 

@@ -130,7 +130,7 @@ def of_losses(losses: Sequence[Row]) -> list[Verdict]:
 
 def of_cut(forgotten: Sequence[str], gone: Sequence[str]) -> list[Verdict]:
     """Check the cut: Kafka forgets offsets of a group that was away for long, and main topics may have been deleted."""
-    text = "partitions of which Kafka has no committed offset any more: counted as far as the archive tells"
+    text = "partitions of which Kafka has no committed offset any more: taken from the changelog, or the topic's end"
     no_topic = "main topics that were deleted: what was received from them is not known, only what failed"
     return [
         verdict("ledger: the group's offsets are known", WARN, text, forgotten),

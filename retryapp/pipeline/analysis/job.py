@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import checks, counts
@@ -76,8 +75,8 @@ class Analysis:
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {
-            "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
-            "lives": {topic: life for each in taken for topic, life in each.lives.items()},
+            "groups": list(groups), "cut": [list(row) for each in taken for row in (*each.rows, *each.counted)],
+            "kept_ms": kept_ms, "lives": {topic: life for each in taken for topic, life in each.lives.items()},
             "losses": losses, "archive": place_of(next(self._tables.commits())),
         }  # fmt: skip
         former = self._derived.whole_result()
@@ -113,8 +112,8 @@ class Analysis:
         self, read: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
     ) -> dict[str, Any]:
         put, readings = self._derived.put, self._derived.read(READINGS_TABLE, *read)
-        cut, forgotten = _known(taken, readings)
-        progress = counts.progress_of(readings, cut).cache()
+        cut = [row for each in taken for row in each.rows]
+        progress = counts.progress_of(readings, [row for each in taken for row in each.counted]).cache()
 
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
@@ -140,33 +139,10 @@ class Analysis:
             *of_journeys,
             *checks.of_ledger(found["ledger"], losses),
             *checks.of_losses(losses),
-            *checks.of_cut(forgotten, [f"{each.group} {main}" for each in taken for main in each.gone]),
+            *checks.of_cut(
+                [place for each in taken for place in each.forgotten],
+                [f"{each.group} {main}" for each in taken for main in each.gone],
+            ),
         ]
         facts = {"journeys": told["count"], "began_ms": began_ms, "bin_ms": length_ms}
         return {**facts, **found, "checks": list(map(asdict, verdicts))}
-
-
-def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
-
-    It does so when a group was away for a week. How far it had come is said by its workers' counts, which are kept for
-    a week, and by the last record that failed: a worker that was killed has not counted its last minute. Of a topic
-    that was deleted and made again Kafka has none either until a worker commits one: counts may be of the former one.
-    """
-    rows = [row for each in taken for row in each.rows]
-    if all(row[-1] is not None for row in rows):
-        return rows, []
-    at = F.when(F.col("said.kind") == "progress", F.struct("epoch", "found_offset"))
-    places = readings.groupBy("group", "main", "said.topic_id", "said.partition")  # of counts the topic is not known
-    ends = places.agg(F.coalesce(F.max_by("said.to_offset", at), F.max("said.offset") + 1)).collect()
-    reached = {tuple(row[:4]): row[4] or 0 for row in ends}
-    present = {row[1:4] for row in rows}
-    again = {place[:2] for place in reached if place[2] is not None and place[:3] not in present}
-    known, forgotten = list[tuple[Any, ...]](), list[str]()
-    for cluster_id, group, main, topic_id, number, offset in rows:
-        if offset is None:
-            lives = (topic_id,) if (group, main) in again else (None, topic_id)
-            offset = max(reached.get((group, main, each, number), 0) for each in lives)
-            forgotten += [f"{group} {main} {number}"] if offset else []
-        known.append((cluster_id, group, main, topic_id, number, offset))
-    return known, forgotten

@@ -53,7 +53,7 @@ def known(
             return {topics[0]: SimpleNamespace(topic_id="t")}
 
     noted = {n: SimpleNamespace(control=obeyed[n], steering=steerings[n].written) for n in obeyed}
-    monkeypatch.setattr(remembered, "_progress", lambda *_: noted)
+    monkeypatch.setattr(remembered, "progress_records", lambda *_: noted)
     monkeypatch.setattr(remembered, "KafkaAdmin", Admin)
     monkeypatch.setattr(remembered, "read_topic", read_topic)
     connection: Any = None

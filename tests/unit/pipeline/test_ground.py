@@ -28,9 +28,8 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
+from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection
 from retryapp.pipeline import sources
-from retryapp.pipeline.analysis import cuts
 from retryapp.pipeline.archive import Archive
 from retryapp.pipeline.errors import (
     JobFailedError,
@@ -169,22 +168,6 @@ def test_a_topic_that_is_hidden_from_the_login_is_not_taken_for_deleted(monkeypa
         sources.find_sources(admin, "g", (LIFE,))
     with pytest.raises(GroupMissingError, match="grant this login DESCRIBE on the group's topics"):
         sources.find_sources(admin, "g")
-
-
-def test_a_main_topic_that_was_deleted_leaves_the_others_to_be_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its records that failed are counted as those of a former life are; it is named."""
-    handlers = [HandlerTopology("billing", main) for main in ("orders", "refunds")]
-    there = {name: TopicState(name, "id", 1, 1, {}) for name in ("orders", *(each.dlq for each in handlers))}
-    admin, positions = Mock(), Mock()
-    admin.topic_names.return_value, admin.cluster_id.return_value = tuple(there), "c"
-    admin.describe_topics.side_effect = lambda names: {name: there[name] for name in names if name in there}
-    positions.group_offsets.side_effect = lambda _, places: dict.fromkeys(places, 7)
-    for module in (cuts, sources):
-        monkeypatch.setattr(module, "find_handlers", lambda *_: handlers)
-    monkeypatch.setattr(cuts, "Positions", lambda _: positions)
-    taken = cuts.take_cut(admin, "billing")
-    assert (taken.rows, taken.gone) == ([("c", "billing", "orders", "id", 0, 7)], ("refunds",))
-    assert taken.lives == {each.dlq: "id" for each in handlers}
 
 
 def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
