@@ -12,17 +12,14 @@ The decorated function is returned unchanged, so a unit test can call it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast
 
 import faust
 from faust.types.agents import AgentT
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from retryapp import web
 from retryapp.core.batch import Batch
@@ -38,8 +35,8 @@ from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
-from retryapp.engine.handler.declared import handler_fields, topology_fields
-from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
+from retryapp.engine.handler.declared import check_value, handler_fields, topology_fields
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
@@ -320,7 +317,7 @@ class Retries:
                 mask=None if self._mask == UNMASKED else self._mask,
                 **settings,
             )
-            _check_value(handler)
+            check_value(handler)
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
             self._runtime.serve(handler)
@@ -451,34 +448,3 @@ class Retries:
     def plan_options(self) -> PlanOptions:
         """The app's options for its topics."""
         return self._runtime.options.plan
-
-
-def _check_value(handler: Handler) -> None:
-    """Refuse what pydantic takes for a type and no value is of, and a function that says it takes another class.
-
-    Each record would be dead, or use up its attempts. The latter only where both classes are sure: annotations may be
-    anything, pydantic makes other things of some types, and a decorator may hand on what it has made of the value.
-    """
-    made = handler.value_type
-    if made is None or inspect.isroutine(made):
-        problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
-        raise InvalidSettingError("value", made, problem)
-    if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
-        return
-    if hasattr(body_of(handler.function), "__wrapped__"):
-        return
-    try:
-        first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
-        takes, of = first.annotation, get_origin(first.annotation)
-        if handler.batch is not None:
-            takes = get_args(takes)[0] if isinstance(of, type) and issubclass(of, Iterable) else first.empty
-        of_model = getattr(takes, "__pydantic_generic_metadata__", {}).get("origin")
-        takes = of_model or get_origin(takes) or takes
-        # a name that is evaluated may be found in the module, where the function has a class of this name around it
-        known = takes not in (first.empty, Any, Annotated, Union, UnionType) and takes.__name__ != made.__name__
-        differs = known and not issubclass(made, takes) and not issubclass(takes, made)
-    except Exception:  # noqa: BLE001 - what cannot be evaluated or compared is no class: nothing is known
-        return
-    if differs:
-        problem = f"the function {handler.name} takes {takes.__qualname__}: write value={takes.__qualname__}"
-        raise InvalidSettingError("value", made, f"{problem}, or mend its annotation")

@@ -40,7 +40,7 @@ from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
-from retryapp.engine.handler.declared import handler_fields, topology_fields
+from retryapp.engine.handler.declared import check_value, handler_fields, topology_fields
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits, LaneState
@@ -157,6 +157,7 @@ class MemoryPartition:
             **options,
         )
         self.handler.values.check()
+        check_value(self.handler)
         self._hung = False
         self.handler.orphans.on_hung = self._note_hung
         self._pools = pools or make_pools(self.handler)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from retryapp import Batch, Delivery, Retries
 from retryapp.core.errors import InvalidSettingError
+from retryapp.testing import MemoryPartition
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ def parsed(function: Any) -> Any:
         (takes_mapping, {"value": Paid}),
         (taking(list[Paid]), {"batch": Batch()}),
         (taking(dict[str, Any]), {}),
+        (taking(Paid | None), {}),
         (functools.partial(takes_model), {}),
     ],
 )
@@ -70,6 +72,8 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
     """Each record would fail in the handler, and use up the policy's attempts, before somebody sees why."""
     with pytest.raises(InvalidSettingError, match=r"setting value=.*takes (Paid|Mapping|dict): write value="):
         Retries(faust.App("app")).handler("orders", policy="1s", **settings)(function)
+    with pytest.raises(InvalidSettingError, match=r"setting value=.*takes (Paid|Mapping|dict): write value="):
+        MemoryPartition(function, "1s", **settings)
 
 
 @pytest.mark.parametrize(

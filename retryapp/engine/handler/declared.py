@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from retryapp.core.batch import Batch
 from retryapp.core.checks import check_count, check_kind, check_word
@@ -15,7 +19,7 @@ from retryapp.core.holding import Holding
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import Tiers
-from retryapp.engine.handler.handler import Order
+from retryapp.engine.handler.handler import Handler, Order, body_of
 
 _WORDS: Final[Mapping[str, Any]] = {"order": Order, "payload": ("copy", "reference"), "redelivery": ("direct", "main")}
 MAX_CONCURRENCY: Final = 10_000
@@ -103,6 +107,40 @@ def topology_fields(
         "reference_ms": policy.longest_ms if settings.get("by_reference") else None,
         "through_main": settings.get("through_main", False),
     }
+
+
+def check_value(handler: Handler) -> None:
+    """Refuse what pydantic takes for a type and no value is of, and a function that says it takes another class.
+
+    Each record would be dead, or use up its attempts. The latter only where both classes are sure: annotations may be
+    anything, pydantic makes other things of some types, and a decorator may hand on what it has made of the value.
+    """
+    made = handler.value_type
+    if made is None or inspect.isroutine(made):
+        problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
+        raise InvalidSettingError("value", made, problem)
+    if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
+        return
+    if hasattr(body_of(handler.function), "__wrapped__"):
+        return
+    try:
+        first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
+        takes, of = first.annotation, get_origin(first.annotation)
+        if handler.batch is not None:
+            takes = get_args(takes)[0] if isinstance(of, type) and issubclass(of, Iterable) else first.empty
+        if get_origin(takes) in (Union, UnionType):
+            members = [member for member in get_args(takes) if member is not NoneType]
+            takes = members[0] if len(members) == 1 else takes
+        of_model = getattr(takes, "__pydantic_generic_metadata__", {}).get("origin")
+        takes = of_model or get_origin(takes) or takes
+        # a name that is evaluated may be found in the module, where the function has a class of this name around it
+        known = takes not in (first.empty, Any, Annotated, Union, UnionType) and takes.__name__ != made.__name__
+        differs = known and not issubclass(made, takes) and not issubclass(takes, made)
+    except Exception:  # noqa: BLE001 - what cannot be evaluated or compared is no class: nothing is known
+        return
+    if differs:
+        problem = f"the function {handler.name} takes {takes.__qualname__}: write value={takes.__qualname__}"
+        raise InvalidSettingError("value", made, f"{problem}, or mend its annotation")
 
 
 def _circuits(given: Any) -> dict[str, CircuitBreaker]:

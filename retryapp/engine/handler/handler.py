@@ -60,15 +60,15 @@ class HandlerSignatureError(ConfigurationError):
 
 
 class HandlerResultError(RetryAppError):
-    """A handler returned a generator, or an awaitable within an awaitable: its work was not done."""
+    """A handler returned an error, a generator or an awaitable within an awaitable: its record is not done."""
 
     def __init__(self, handler: str, result: object) -> None:
         self.handler = handler
-        self.result_type = type(result).__qualname__
-        super().__init__(
-            f"handler {handler} returned {self.result_type}, which nobody runs: its work was not done. Await it, or "
-            f"iterate over it, in the handler"
-        )
+        self.result_type = (result if isinstance(result, type) else type(result)).__qualname__
+        problem = "which nobody runs: its work was not done. Await it, or iterate over it, in the handler"
+        if _is_error(result):
+            problem = f"and an error counts only if it is raised: write `raise {self.result_type}(...)`"
+        super().__init__(f"handler {handler} returned {self.result_type}, {problem}")
 
 
 @keyword_value_type
@@ -287,8 +287,12 @@ class Handler:
         object.__setattr__(self, "places", {name: Places(most) for name, most in few.items()})
         object.__setattr__(self, "policy_digest", self.policy.digest)
         object.__setattr__(self, "name", _name(self.function))
-        object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
         body = body_of(self.function)
+        if inspect.isclass(body):
+            problem = "it is a class: a call makes an object and runs no method of it. Declare the bound method of an "
+            problem += "object, as retries.handler(...)(obj.method)"
+            raise HandlerSignatureError(self.name, problem)
+        object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
         object.__setattr__(self, "values", ValueReader(self.name, self.value_type, body))
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
@@ -379,6 +383,10 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
+def _is_error(result: object) -> bool:
+    return isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException))
+
+
 async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None, deadline_s: float) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread; with a list, where that is its value.
 
@@ -386,7 +394,7 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
     is up, by the loop: a session may end long before that.
 
     Raises:
-        HandlerResultError: it returned something that would still have to run.
+        HandlerResultError: it returned an error, or something that would still have to run.
         NoThreadError: the system has no further thread; the function was not started.
     """
     arguments = (value, given) if handler.takes_delivery else (value,)
@@ -398,7 +406,8 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
         return
     if inspect.isawaitable(result):
         result = await result
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+    unrun = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if unrun or _is_error(result):
         _discard(result)
         raise HandlerResultError(handler.name, result)
 

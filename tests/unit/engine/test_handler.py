@@ -14,6 +14,7 @@ import pytest
 from doubles import deliver_once, make_context, make_record, the
 from pydantic import BaseModel, Field, create_model
 
+from retryapp import Reject, RetryLater
 from retryapp.core.errors import InvalidSettingError, UndecodableError
 from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
 from retryapp.testing import MemoryPartition
@@ -55,6 +56,16 @@ class Methods:
 
 async def returns_coroutine(value: bytes) -> Any:
     return note_async(value)
+
+
+class Holds:
+    """A class whose objects could be called."""
+
+    def __init__(self, value: bytes) -> None:
+        note(value)
+
+    async def __call__(self, value: bytes) -> None:
+        await note_async(value)
 
 
 class CallableAsync:
@@ -128,6 +139,13 @@ def test_a_generator_is_refused_where_it_is_declared(clock: object, function: An
         make_context(function)
 
 
+@pytest.mark.parametrize("function", [Holds, functools.partial(Holds)], ids=["class", "partial"])
+def test_a_class_is_refused_where_it_is_declared(clock: object, function: Any) -> None:
+    """Calling it makes an object and runs no method: every record would count as done."""
+    with pytest.raises(HandlerSignatureError, match=r"it is a class: .* retries\.handler\(\.\.\.\)\(obj\.method\)"):
+        make_context(function)
+
+
 async def fails_later(value: bytes) -> Any:
 
     async def fail() -> None:
@@ -151,6 +169,8 @@ async def nested(value: bytes) -> Any:
         pytest.param(nested, "HandlerResultError", id="a coroutine in a coroutine"),
         pytest.param(lambda value: generator(value), "HandlerResultError", id="an asynchronous generator"),
         pytest.param(lambda value: plain_generator(value), "HandlerResultError", id="a generator"),
+        pytest.param(lambda value: RetryLater(after="90s"), "HandlerResultError", id="a verdict"),
+        pytest.param(lambda value: Reject, "HandlerResultError", id="a class of errors"),
     ],
 )
 async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(function: Any, error_type: str) -> None:

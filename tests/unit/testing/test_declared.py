@@ -146,8 +146,8 @@ def test_a_number_that_is_no_partitions_is_named(partition: Any) -> None:
 def test_what_gives_no_random_numbers_is_named(random: Any) -> None:
     """Records were dead as `damaged` once their delays were drawn."""
     with pytest.raises(InvalidSettingError, match=r"setting random=.*: expected what has a method random\(\)"):
-        MemoryPartition(charge, random=random)
-    assert MemoryPartition(charge, random=Random(7)).handler.name.endswith("charge")
+        MemoryPartition(charge, value=Order, random=random)
+    assert MemoryPartition(charge, value=Order, random=Random(7)).handler.name.endswith("charge")
 
 
 def test_an_app_in_place_of_its_retries_is_named() -> None:
@@ -219,7 +219,7 @@ def test_what_a_declaration_refuses_is_refused_in_the_same_words(wrong: dict[str
 async def test_a_partition_takes_the_arguments_of_a_declaration() -> None:
     """Some were known by the names of fields only."""
     more: dict[str, Any] = {"order": "key", "on_dead": "hold", "max_sequence_size": 3, "rate_limit": "50/s"}
-    orders = MemoryPartition(charge, "5m", payload="reference", **more)
+    orders = MemoryPartition(charge, "5m", value=Order, payload="reference", **more)
     assert orders.handler.by_reference
     assert orders.handler.holding == Holding(on_dead="hold", max_sequence_size=3)
 
