@@ -175,13 +175,14 @@ def _timed(work: Callable[[], object]) -> float:
 @click.option("--events", type=click.IntRange(min=10_000), default=5_000_000, show_default=True)
 def main(events: int) -> None:
     """Measure the analysis; prints one JSON object."""
+    from retryapp.cli._analyse import MANY_RECORDS
     from retryapp.pipeline.analysis.job import Analysis
     from retryapp.pipeline.lake import open_lake
     from retryapp.pipeline.report.facts import collect
     from retryapp.pipeline.tables import Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
-    with Run() as run, spark_session(brief=True) as spark:
+    with Run() as run, spark_session(brief=events < MANY_RECORDS) as spark:
         lake = open_lake(spark, str(run.folder / "lake"))
         rows = rows_of(spark, failures)
         write_s = _timed(lambda: Tables(lake).append(rows))

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,7 @@ from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import refuse_missing
+from retryapp.pipeline.sources import count_offsets, refuse_missing
 from retryapp.runtime.machine.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 DAY_MS: Final = 86_400_000
 POLL_S: Final = 0.1
+MANY_RECORDS: Final = 400_000  # records from which an analysis takes less processor time with Java's second compiler
 
 since_option = click.option(
     "--since", metavar="LENGTH", type=LENGTH, help="Only what happened in this time ('7d'). [default: all]"
@@ -99,6 +100,7 @@ def analyse(
         # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     admin = KafkaAdmin(connection)
+    session = replace(session, brief=count_offsets(admin, groups) < MANY_RECORDS)
     with lake_job(lake, session, before_new=lambda _uri: refuse_missing(admin, groups)) as (opened, stopped):
         from retryapp.pipeline.analysis.cuts import take_cut
         from retryapp.pipeline.analysis.job import Analysis

@@ -71,8 +71,8 @@ _OURS: Final = {
 }
 _COLLECTOR: Final = "-XX:+UseParallelGC"  # costs the least processor time; pauses do not matter
 _BRIEF: Final = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
-"""An analysis of some thousand records takes half the processor time without Java's second compiler; one compiler
-alone has too small a code cache."""
+"""An analysis of some thousand records takes half the processor time without Java's second compiler, one of a million
+1.5 times as much; one compiler alone has too small a code cache."""
 _OFTEN_NAMED: Final = ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils")
 """PySpark asks for these by their last names, for each column: Java would search all jars for them in six packages."""
 _ANY_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
@@ -98,7 +98,7 @@ class SessionOptions:
     master: str | None = None  # Spark's master URL; None: this machine, or what `spark-submit` says
     memory: str = "2g"  # heap of the driver, as Java writes it; not on a platform's own session
     conf: Mapping[str, str] = field(default_factory=dict)  # further settings; they win
-    brief: bool = True  # for work of seconds; an archive that runs for hours is better off without
+    brief: bool = True  # for work of seconds; with many records, or for hours, a job is better off without
 
 
 def brought_along() -> bool:

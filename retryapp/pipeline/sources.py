@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retryapp.core.topology import HandlerTopology, TopicRole
-from retryapp.kafka import KafkaAdmin, find_handlers, group_missing
+from retryapp.kafka import KafkaAdmin, Positions, find_handlers, group_missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,16 @@ def refuse_missing(admin: KafkaAdmin, groups: Sequence[str]) -> None:
 
 def places_of(lives: Iterable[Life]) -> list[tuple[str, int]]:
     return [(life.topic, number) for life in lives for number in range(len(life.next))]
+
+
+def count_offsets(admin: KafkaAdmin, groups: Sequence[str]) -> int:
+    """Return how many offsets the groups' own topics keep: not less than the records that an analysis reads there."""
+    names = admin.topic_names()
+    ours = [name for group in set(groups) for name in stations_of(find_handlers(admin, group), names)]
+    states = admin.describe_topics(ours).items()
+    places = [(name, number) for name, state in states for number in range(state.partitions)]
+    offsets = Positions(admin.connection)
+    return sum(offsets.ends(places).values()) - sum(offsets.begins(places).values()) if places else 0
 
 
 def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:

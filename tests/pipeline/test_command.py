@@ -33,7 +33,7 @@ from retryapp.pipeline.errors import OtherRunError
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.metrics import PipelineMetrics
-from retryapp.pipeline.session import beside
+from retryapp.pipeline.session import SessionOptions, beside
 from retryapp.stage import wait_for
 
 if TYPE_CHECKING:
@@ -90,6 +90,25 @@ def test_every_command(
     assert command("vacuum", "--older-than", "90m") == (0, {"age_ms": 5_400_000})
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
+
+
+def test_many_records_are_worth_javas_second_compiler(
+    command: CommandLine, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topics say how many there are, before Java starts; those of a group that is not there have none."""
+    group, briefs = Group(connection, has_main=True), list[bool]()
+    group.send_dead(5)
+
+    def note(_lake: str, session: SessionOptions, **_: Any) -> Any:
+        briefs.append(session.brief)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("retryapp.cli._analyse.lake_job", note)
+    for many in (6, 5):
+        monkeypatch.setattr("retryapp.cli._analyse.MANY_RECORDS", many)
+        assert command("analyse", *group.where)[0] == 130
+    command("analyse", *group.where[:-1], "a-gone")
+    assert briefs == [True, False, True]
 
 
 def test_a_stop_does_not_wait_for_the_batch_under_way(
