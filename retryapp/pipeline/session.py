@@ -45,8 +45,8 @@ _ANYWHERE: Final = {
     "spark.redaction.regex": REDACTED,
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Off for journeys, whose steps are sorted already: Spark would sort them again.
-    "spark.sql.execution.useObjectHashAggregateExec": "false",
+    # For journeys, whose steps are in one place and sorted: else Spark makes sums of each, and then sums of these.
+    "spark.sql.execution.replaceHashWithSortAgg": "true",
     # Files of the archive that are joined, and what is made of them at most: 64 and 128 MiB.
     "spark.databricks.delta.optimize.minFileSize": "67108864",
     "spark.databricks.delta.optimize.maxFileSize": "134217728",
