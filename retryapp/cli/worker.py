@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +18,7 @@ from retryapp.cli._app import load_application
 from retryapp.cli._options import Parsed, app_option
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
-from retryapp.core.errors import NoHandlersError
+from retryapp.core.errors import BrokerUnreachableError, NoHandlersError
 from retryapp.runtime.machine.early_stop import stopped_early
 from retryapp.runtime.machine.place import MAX_WORKERS
 from retryapp.settings import load_settings
@@ -23,6 +26,8 @@ from retryapp.settings import load_settings
 LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")
 """As Faust names them."""
 
+_BROKER_MS: Final = 2_000
+"""How long a broker may take to answer before several processes begin."""
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Where a Linux container reads how much of the machine's processors it may use: microseconds, and of how many."""
 
@@ -104,6 +109,7 @@ def command(
             stop_with_parent(parent)
         _check(spec)
         if check:
+            _prepare(spec)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(ExitCode.FINE)  # a thread of the app's may be left, which an interpreter's end waits for
@@ -143,6 +149,21 @@ def _check(spec: str) -> None:
         import_module("faust.cli.base").find_app(spec)  # its `autodiscover` may find handlers
     if not application.topologies:
         raise NoHandlersError(spec)
+
+
+def _prepare(spec: str) -> None:
+    """Prepare the app as a worker does, for what each process would refuse; they wait for a broker, and warn.
+
+    Raises:
+        ConfigurationError: the program is wrong.
+        EnvironmentFault: topics are.
+    """
+    logging.disable(logging.WARNING)
+    app = import_module("faust.cli.base").find_app(spec)
+    runtime = import_module("retryapp.runtime.worker").runtime_of(app)
+    runtime.options = replace(runtime.options, start_timeout_ms=_BROKER_MS)
+    with suppress(BrokerUnreachableError):
+        runtime.prepare()
 
 
 def _run(arguments: list[str]) -> int:

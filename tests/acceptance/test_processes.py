@@ -70,6 +70,16 @@ def test_two_processes_share_the_work_and_one_signal_stops_both(stage: Stage) ->
     assert "Traceback" not in worker.log
 
 
+def test_a_missing_topic_is_said_once(stage: Stage) -> None:
+    """Each process said it, and the command that the others are stopped."""
+    topic = f"nowhere-{stage.group}"
+    stage.program(HandlerSpec(topic=topic))
+    worker = start(stage, "--processes", "2")
+    assert worker.wait(40) == 3
+    (line,) = worker.log.splitlines()
+    assert f"topic {topic!r} does not exist" in line
+
+
 @pytest.mark.extended
 def test_workers_stop_when_their_starter_is_killed(stage: Stage) -> None:
     """They stop as on SIGTERM and give their records back; nothing is left behind."""
