@@ -150,11 +150,9 @@ def taken_cut(failures: int) -> TakenCut:
 
     last = -(-failures // PARTITIONS) * ONE_FAILS_OF
     end = -(-last // _width(failures)) * _width(failures)
-    rows = [(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)]
     return TakenCut(
         group=GROUP,
-        rows=rows,
-        counted=rows,
+        rows=[(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)],
         ends={},
         retention_ms={f"{GROUP}.{MAIN}.dlq": 30 * 86_400_000},
         lives={f"{GROUP}.{MAIN}.dlq": "id-dlq"},

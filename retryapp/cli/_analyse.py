@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -120,8 +119,7 @@ def analyse(
             if compare_ledger:
                 compared = _compare(opened, connection, taken)
             if page is not None:
-                sums = compared.counted if compared is not None and compared.at_rest else None
-                shown = collect(opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
+                shown = collect(opened, now_ms=now_ms(), within_ms=DAY_MS)
     news = "" if analysed.is_new else ", nothing new"
     parts = [
         f"{counted(analysed.journeys, 'journey')}{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
@@ -300,8 +298,6 @@ class Compared:
     at_rest: bool
     """The groups were idle meanwhile, so both are of one moment."""
     differences: Sequence[Mapping[str, Any]]
-    counted: Mapping[str, int]
-    """The ledger's received, first_try_ok, done."""
 
 
 def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
@@ -309,7 +305,7 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived
 
-    admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
+    admin, differences, at_rest = KafkaAdmin(connection), [], True
     rows = Derived(lake).last_result()["ledger"]
     for cut in taken:
         group = cut.group
@@ -319,11 +315,8 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(taken_ledger.partitions[row["partition"]])
                     differences += compare(row, theirs, knows_lost=not taken_ledger.missing_letters)
-                    total.update({name: theirs[name] for name in ("received", "done", "recovered", "skipped")})
         at_rest = at_rest and cut == take_cut(admin, group)
-    first = total["done"] - total["recovered"]
-    counted = {"received": total["received"], "first_try_ok": first, "done": total["done"] + total["skipped"]}
-    return Compared(at_rest=at_rest, differences=differences, counted=counted)
+    return Compared(at_rest=at_rest, differences=differences)
 
 
 def _checks(verdicts: Sequence[Verdict]) -> str:

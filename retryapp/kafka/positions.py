@@ -97,13 +97,7 @@ class Positions(KafkaAdmin):
     def group_offsets(
         self, group: str, places: Collection[Place], on_wait: Callable[[str], None] | None = None
     ) -> dict[Place, int | None]:
-        """Return a group's committed offsets by partition, None where it has none; see ``group_commits``."""
-        return {place: offset for place, (offset, _) in self.group_commits(group, places, on_wait).items()}
-
-    def group_commits(
-        self, group: str, places: Collection[Place], on_wait: Callable[[str], None] | None = None
-    ) -> dict[Place, tuple[int | None, str]]:
-        """Return a group's committed offsets and their metadata by partition, None and nothing where it has none.
+        """Return a group's committed offsets by partition, None where it has none.
 
         Each is of a moment without a transaction; `on_wait` gets what is waited for, when it takes longer.
 
@@ -111,7 +105,7 @@ class Positions(KafkaAdmin):
             OpenTransactionError: a transaction that moves them is not over in time.
         """
         todo = list(places)
-        found: dict[Place, tuple[int | None, str]] = {}
+        found: dict[Place, int | None] = {}
         patience = _Patience(self.transaction_s, on_wait, self.connection)
         while todo:
             self.describe_group(group)
@@ -128,9 +122,7 @@ class Positions(KafkaAdmin):
         future: Future[Any] = ask([request], require_stable=True, request_timeout=self.timeout_s)[group]
         return future
 
-    def _take(
-        self, group: str, future: Future[Any], found: dict[Place, tuple[int | None, str]]
-    ) -> bool:  # False: ask again
+    def _take(self, group: str, future: Future[Any], found: dict[Place, int | None]) -> bool:  # False: ask again
         doing = f"read the offsets of group {group}"
         with self._naming(doing, right="Describe"):
             try:
@@ -146,6 +138,5 @@ class Positions(KafkaAdmin):
                 raise named_error(
                     place.error, self.connection, doing=doing, topic=place.topic, tried_s=0.0, right="Describe"
                 )
-            known = place.offset if place.offset >= 0 else None
-            found[place.topic, place.partition] = known, place.metadata or ""
+            found[place.topic, place.partition] = place.offset if place.offset >= 0 else None
         return True

@@ -26,7 +26,7 @@ from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_together
 
 C = TypeVar("C", HandlerCommand, JobCommand)
-_TAIL_OFFSETS: Final = 2_000  # a transaction ends with the record that is looked for
+_TAILS: Final = 100, 2_000, 2**63  # offsets: a transaction ends with the record that is looked for
 
 
 def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, Steering]:
@@ -95,20 +95,20 @@ def _not_obeyed(
 
 
 def progress_records(
-    connection: KafkaConnection, topology: HandlerTopology, topic_id: str = "", partitions: Iterable[int] | None = None
+    connection: KafkaConnection, topology: HandlerTopology, topic_id: str = ""
 ) -> dict[int, marks.ProgressRecord]:
-    """Return the last progress record of partitions of the changelog; `topic_id`: that of the main topic now."""
+    """Return the last progress record of each partition of the changelog; `topic_id`: that of the main topic now."""
     topic = topology.pending_changelog
-    kepts = KafkaAdmin(connection).offsets(topic, partitions)
+    todo = KafkaAdmin(connection).offsets(topic)
     last: dict[int, bytes] = {}
-    starts = {number: max(kept.start, kept.stop - _TAIL_OFFSETS) for number, kept in kepts.items()}
-    for record in read_topic(connection, topic, partitions=kepts, start=starts):
-        if record.key == marks.PROGRESS:
-            last[record.partition] = record.value or b""
-    if missing := [number for number, kept in kepts.items() if number not in last and kept.start < starts[number]]:
-        for record in read_topic(connection, topic, partitions=missing):
+    for tail in _TAILS:
+        starts = {number: max(kept.start, kept.stop - tail) for number, kept in todo.items()}
+        for record in read_topic(connection, topic, partitions=todo, start=starts):
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
+        todo = {number: kept for number, kept in todo.items() if number not in last and kept.start < starts[number]}
+        if not todo:
+            break
     return {number: marks.read_progress(value, topic_id, topology.main) for number, value in sorted(last.items())}
 
 

@@ -68,6 +68,8 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     wait_for(lambda: (5, 0) in of_worker().values(), "they wait")
     code, facts = command("analyse", "--broker", stage.bootstrap, "--group", stage.group, "--compare-ledger")
     assert (code, facts["journeys"], facts["ledger"]["differences"]) == (0, 47, []), facts
+    page = command("report")[1]
+    assert (page["counted_by"], page["totals"]["received"]) == ("workers", 57), page["ledger"]
 
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.lake import open_lake

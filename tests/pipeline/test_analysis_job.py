@@ -37,8 +37,8 @@ pytestmark = pytest.mark.timeout(300)
 DLQ = f"{GROUP}.{MAIN}.dlq"
 
 
-def taken(*offsets: int, counted: tuple[int, ...] = ()) -> TakenCut:
-    return TakenCut(GROUP, cut(*offsets), cut(*(counted or offsets)), {}, {DLQ: None}, lives={DLQ: "id-dlq"})
+def taken(*offsets: int) -> TakenCut:
+    return TakenCut(GROUP, cut(*offsets), {}, {DLQ: None}, lives={DLQ: "id-dlq"})
 
 
 @dataclass
@@ -72,11 +72,11 @@ class Analysts:
             self.archive.rows.clear()
 
     def analyse(
-        self, *offsets: int, counted: tuple[int, ...] = (), broker: str = "kafka-1:9092", login: str | None = None
+        self, *offsets: int, broker: str = "kafka-1:9092", login: str | None = None, **facts: tuple[Any, ...]
     ) -> Analysed:
-        """Run the job up to an offset of each partition; ``counted``: how far workers have counted, if not to there."""
+        """Run the job up to an offset of each partition; ``facts`` are of the cut."""
         self.append()
-        return self.job.run([taken(*offsets, counted=counted)], broker=broker, client_config=login)
+        return self.job.run([replace(taken(*offsets), **facts)], broker=broker, client_config=login)
 
     def collect(self, now_ms: int = NOON_MS, **window: int) -> dict[str, Any]:
         return collect(self.lake, now_ms=now_ms, within_ms=1_000, **window)
@@ -211,23 +211,31 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
         assert [check["name"] for check in report["checks"] if check["failures"]] == failing
 
 
-def test_of_a_main_topic_that_was_made_again_nothing_is_lost_until_it_is_counted(job: Analysts) -> None:
-    """What workers have counted was of the former one, also where the new one has passed its offsets.
+def test_what_workers_have_counted_and_not_said_yet_counts_too(job: Analysts) -> None:
+    """So it is exact up to the cut; and of a main topic that was made again nothing is lost, however far it has come.
 
-    A partition whose offset Kafka has forgotten since is named.
+    What workers said of the former one does not count. A partition whose offset Kafka has forgotten is named.
     """
+
+    def counted() -> list[tuple[int, ...]]:
+        names = ("from_offset", "to_offset", "received", "done", "pending", "lost", "uncounted", "gaps")
+        return [tuple(row[name] for name in names) for row in job.result["ledger"]]
+
+    def tally(first: int, end: int, received: int, ok: int, failed: int) -> tuple[Any, ...]:
+        return (CLUSTER, GROUP, MAIN, 0, first, end, NOON_MS, NOON_MS + MINUTE_MS, received, ok, failed, 0)
+
     job.archive.failed(5, 1, topic_id="former")
     job.archive.counted(0, 9, ok=8, failed=1)
     job.archive.failed(12, 1)
-    assert job.analyse(20, counted=(0,)).is_sound
-    assert [(row["received"], row["uncounted"]) for row in job.result["ledger"]] == [(0, 1)]
-    job.archive.counted(0, 15, ok=14, failed=1)
-    job.append()
-    forgotten = replace(taken(20, counted=(15,)), forgotten=(f"{GROUP} {MAIN} 0",))
-    found = job.job.run([forgotten], broker="kafka-1:9092")
-    assert [(row["received"], row["uncounted"]) for row in job.result["ledger"]] == [(15, 0)]
+    assert job.analyse(15, tallies=(tally(0, 15, 14, 13, 1),)).is_sound
+    assert counted() == [(0, 15, 14, 13, 1, 0, 0, 0)]
+    job.archive.counted(0, 18, ok=16, failed=1)
+    job.archive.failed(19, 1)
+    place = f"{GROUP} {MAIN} 0"
+    found = job.analyse(20, tallies=(tally(18, 20, 2, 1, 1),), forgotten=(place,))
+    assert counted() == [(0, 20, 19, 17, 2, 0, 0, 0)]
     (told,) = [verdict for verdict in found.verdicts if verdict.failures]
-    assert (told.name, told.examples) == ("ledger: the group's offsets are known", forgotten.forgotten)
+    assert (told.name, told.examples) == ("ledger: the group's offsets are known", (place,))
 
 
 def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: CommandLine) -> None:

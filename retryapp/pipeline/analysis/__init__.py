@@ -2,8 +2,8 @@
 
 A run:
 
-1. The *cut*: the group's committed offsets in its main topics, at a moment at which no transaction moves them; then the
-   topics of its handlers are archived up to their ends after all transactions before that. Later records are left out.
+1. The *cut*: how far the group has come in its main topics, by committed transactions; then the topics of its handlers
+   are archived up to their ends after all transactions before that. Later records are left out.
 2. ``readings``: what each archived record says. A record is read once, by the first run that finds it.
 3. ``journeys``: one row for each failure id, with all its attempts.
 4. ``rollup`` and ``delays``: all attempts, summed up. Causes, recovery, cost and outages are read from them.

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.cuts import Cut, is_present
@@ -20,6 +21,7 @@ from retryapp.pipeline.schemas import struct, to_frame
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
+RANGE: Final = T.StructType(PROGRESS.fields[:-2])  # without the gaps and overlaps, which others decide
 _ENDS: Final = ("from_offset", "to_offset", "from_ms", "to_ms")
 _FATES: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded")
 OF_FAILED: Final = (*_FATES, "lost")
@@ -28,20 +30,24 @@ OF_ALL: Final = ("received", "done")
 Row = Mapping[str, Any]
 
 
-def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
+def progress_of(readings: DataFrame, cut: Cut, tallies: Cut = ()) -> DataFrame:
     """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic.
+
+    The last ones are the ``tallies`` of the cut, which no event has yet.
 
     The first one that is there is left out where it begins later: of what failed in it a part may have expired, on the
     topics before the first archive run or in the archive, although its event has not.
     """
-    own = {"cluster_id", "group", "main", "gap_offsets", "overlap_offsets"}
+    handler = ("cluster_id", "group", "main")
+    said = (F.col(f"said.{name}") for name in RANGE.fieldNames() if name not in handler)
     counted_ranges = readings.where(F.col("said.kind") == "progress").select(
-        "cluster_id", "group", "main", "epoch", F.col("found_offset").alias("found"),
-        *(F.col(f"said.{field.name}") for field in PROGRESS if field.name not in own),
-    )  # fmt: skip
+        *handler, "epoch", F.col("found_offset").alias("found"), *said
+    )
+    last_ranges = to_frame(readings.sparkSession, tallies, RANGE)
+    counted_ranges = counted_ranges.unionByName(last_ranges, allowMissingColumns=True)
     ends = to_frame(readings.sparkSession, cut, CUT).select(*_PLACE, "cut_offset")
     counted_ranges = counted_ranges.join(F.broadcast(ends), on=list(_PLACE), how="inner")
-    arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
+    arrival = Window.partitionBy(*_PLACE).orderBy(F.asc_nulls_last("epoch"), "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
     lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
     last = F.max("life").over(Window.partitionBy(*_PLACE))

@@ -9,7 +9,8 @@ from typing import Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from retryapp.core.marks import parse_tally, split_note
+from retryapp.core.marks import Tally, parse_tally
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, Positions, TopicState, find_handlers
 from retryapp.kafka.remembered import progress_records
@@ -17,6 +18,7 @@ from retryapp.pipeline.sources import find_sources, places_of, retention_of
 
 Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
 LIFE: Final = ("cluster_id", "group", "main", "topic_id")
+MINUTE_MS: Final = 60_000  # a worker counts for so long before it says what it has counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,66 +27,70 @@ class TakenCut:
 
     group: str
     rows: Cut
-    counted: Cut  # of the same places the offsets up to which workers have counted the topic that is there now
     ends: Mapping[tuple[str, int], int]  # of our own topics then, after the open transactions; at rest they stay so
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
     gone: tuple[str, ...] = ()  # main topics that were deleted, although their handlers' other topics are there
     lives: Mapping[str, str] = field(default_factory=dict)  # topic of ours → its id
     forgotten: tuple[str, ...] = ()  # partitions whose committed offset Kafka has forgotten
+    tallies: tuple[tuple[Any, ...], ...] = ()  # what workers have counted and not said yet: rows of ``counts.RANGE``
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
-    """Find how far a group has come, then wait for the transactions that had moved its offsets."""
+    """Find how far a group has come, then wait for the transactions that had moved it."""
     ours, cluster_id = find_sources(admin, group), admin.cluster_id()
     handlers = {topology.main: topology for topology in find_handlers(admin, group)}
     states = admin.describe_topics([*handlers, *(each.pending_changelog for each in handlers.values())])
     positions = Positions(admin.connection)
-    mains = sorted(handlers.keys() & states.keys())
-    places = [(main, number) for main in mains for number in range(states[main].partitions)]
-    reached = dict[tuple[str, int], tuple[int, str]]()
-    for place, (offset, text) in (positions.group_commits(group, places) if places else {}).items():
-        note = split_note(text)
-        if offset is not None and note.main in {"", states[place[0]].topic_id}:  # else it has outlived its topic
-            reached[place] = offset, note.tally
-    forgotten = _written_down(positions, handlers, states, [place for place in places if place not in reached])
-    reached = dict.fromkeys(places, (0, "")) | forgotten | reached
-    rows, counted = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    for (main, number), (offset, text) in reached.items():
-        tally, head = parse_tally(text, offset), (cluster_id, group, main, states[main].topic_id, number)
-        rows.append((*head, offset))
-        counted.append((*head, offset if tally is None else tally.from_offset))
+    rows, tallies, forgotten = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[str]()
+    for main in sorted(handlers.keys() & states.keys()):
+        state = states[main]
+        reached = _reached(positions, handlers[main], state, has_changelog=handlers[main].pending_changelog in states)
+        for number, (offset, tally, is_forgotten) in reached.items():
+            rows.append((cluster_id, group, main, state.topic_id, number, offset))
+            forgotten += [f"{group} {main} {number}"] if is_forgotten else []
+            if tally is not None:
+                since_ms = min(tally.since_ms, MAX_EPOCH_MS)
+                tallies.append(
+                    (
+                        cluster_id, group, main, number, tally.from_offset, offset, since_ms, since_ms + MINUTE_MS,
+                        tally.received, tally.first_try_ok, tally.failed + tally.held, tally.skipped,
+                    )
+                )  # fmt: skip
     lives = {life.topic: life.topic_id for life in ours}
     return TakenCut(
-        group, rows, counted, positions.settled_ends(places_of(ours)), retention_of(admin, lives), lives=lives,
-        gone=tuple(sorted(handlers.keys() - states.keys())),
-        forgotten=tuple(f"{group} {main} {number}" for (main, number), (offset, _) in forgotten.items() if offset),
+        group, rows, positions.settled_ends(places_of(ours)), retention_of(admin, lives), lives=lives,
+        gone=tuple(sorted(handlers.keys() - states.keys())), forgotten=tuple(forgotten), tallies=tuple(tallies),
     )  # fmt: skip
 
 
-def _written_down(
-    positions: Positions,
-    handlers: Mapping[str, HandlerTopology],
-    states: Mapping[str, TopicState],
-    places: Sequence[tuple[str, int]],
-) -> dict[tuple[str, int], tuple[int, str]]:
-    """Return the offset and tally of partitions of which Kafka has no offset, as their lanes wrote them down.
+def _reached(
+    positions: Positions, topology: HandlerTopology, state: TopicState, *, has_changelog: bool
+) -> dict[int, tuple[int, Tally | None, bool]]:
+    """Return by partition the cut, what was counted before it and not said yet, and whether Kafka has forgotten it.
 
-    Kafka forgets the offsets of a group that was away for a week. Without the changelog it is not known how far the
-    group had come: then the cut is the end of the topic, so that nothing that failed is left out. A partition that the
-    group has not begun, or of which it has read only a former topic, is not among them.
+    Each transaction of a lane writes offset and tally to the changelog, with the id of its main topic: an offset of
+    another one may outlive that, and counts of a former one are no counts of this. What the group has is newer, or was
+    set by hand. Kafka forgets the offsets of a group that was away for a week; if the changelog is gone too, the cut is
+    the topic's end, so that nothing that failed is left out.
     """
-    found = dict[tuple[str, int], tuple[int, str]]()
-    for main in dict(places):
-        numbers = [number for name, number in places if name == main]
-        changelog = states.get(handlers[main].pending_changelog)
-        if changelog is None:
-            ends = positions.ends([(main, number) for number in numbers])
-            found |= {place: (end, "") for place, end in ends.items()}
+    places = [(state.name, number) for number in range(state.partitions)]
+    noted = progress_records(positions.connection, topology, state.topic_id) if has_changelog else {}
+    committed = positions.group_offsets(topology.group, places)
+    is_running = bool(positions.describe_group(topology.group).members)
+    ends = positions.ends([place for place in places if committed[place] is None and not has_changelog])
+    found = dict[int, tuple[int, Tally | None, bool]]()
+    for place in places:
+        offset, note, number = committed[place], noted.get(place[1]), place[1]
+        if note is None:
+            found[number] = ends.get(place, 0) if offset is None else offset, None, ends.get(place, 0) > 0
             continue
-        numbers = [number for number in numbers if number < changelog.partitions]
-        noted = progress_records(positions.connection, handlers[main], states[main].topic_id, numbers)
-        written = ((number, each.positions.get(main), each.tally) for number, each in noted.items())
-        found |= {(main, number): (offset, tally) for number, offset, tally in written if offset is not None}
+        written = note.positions.get(state.name)
+        if written is None:  # the group has not begun this topic
+            found[number] = 0, None, False
+        elif offset is None or offset == written or (offset > written and is_running):
+            found[number] = written, parse_tally(note.tally, written), offset is None and written > 0
+        else:
+            found[number] = offset, None, False
     return found
 
 

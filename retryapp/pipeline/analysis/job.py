@@ -75,8 +75,8 @@ class Analysis:
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {
-            "groups": list(groups), "cut": [list(row) for each in taken for row in (*each.rows, *each.counted)],
-            "kept_ms": kept_ms, "lives": {topic: life for each in taken for topic, life in each.lives.items()},
+            "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
+            "lives": {topic: life for each in taken for topic, life in each.lives.items()},
             "losses": losses, "archive": place_of(next(self._tables.commits())),
         }  # fmt: skip
         former = self._derived.whole_result()
@@ -113,7 +113,8 @@ class Analysis:
     ) -> dict[str, Any]:
         put, readings = self._derived.put, self._derived.read(READINGS_TABLE, *read)
         cut = [row for each in taken for row in each.rows]
-        progress = counts.progress_of(readings, [row for each in taken for row in each.counted]).cache()
+        tallies = [row for each in taken for row in each.tallies]
+        progress = counts.progress_of(readings, cut, tallies).cache()
 
         def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)

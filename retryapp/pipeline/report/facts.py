@@ -32,14 +32,7 @@ _BESIDE: Final = ("held", "lost")  # the same; these have not failed
 Facts = dict[str, Any]
 
 
-def collect(
-    lake: Lake,
-    *,
-    now_ms: int,
-    within_ms: int,
-    since_ms: int | None = None,
-    counted: Mapping[str, int] | None = None,
-) -> Facts:
+def collect(lake: Lake, *, now_ms: int, within_ms: int, since_ms: int | None = None) -> Facts:
     """Read the result of the last run that ended in order; of long tables ``SHOWN`` rows, counted in ``in_all``.
 
     With ``since_ms``, figures of attempts are of those that ended since.
@@ -99,7 +92,7 @@ def collect(
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
     head["lake"] = lake.uri
     head |= {name: result[name] for name in ("analysed_ms", "broker", "client_config", "ledger")}
-    return build({**head, **tables, "checks": checks}, figures.cost(all_ways, ()), counted)
+    return build({**head, **tables, "checks": checks}, figures.cost(all_ways, ()))
 
 
 def _begin(since_ms: int | None, length_ms: int) -> int | None:
@@ -122,23 +115,23 @@ def causes_of(lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: i
     return judged(lake, found, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
 
 
-def build(tables: Mapping[str, Any], cost: Sequence[Facts], counted: Mapping[str, int] | None = None) -> Facts:
+def build(tables: Mapping[str, Any], cost: Sequence[Facts]) -> Facts:
     """Add totals, the headline and what to do to the tables; totals are of all time, with its ``cost``."""
     totals = {name: sum(row.get(name, 0) for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
-    if counted is not None and not covered:
-        totals |= counted
     # what workers have not counted yet, or counted before the archive began, is with the journeys already, and so are
     # former lives of the main topic, of which there is no ledger
     for name in figures.FATES:
         totals[name] = max(totals.get(name, 0), sum(row[name] for row in cost))
     records = sum(row["records"] for row in cost)
-    counted_by = "workers" if covered else "workers, with holes" if counted is None else "topics"
     wrong_first = sorted(tables["ledger"], key=lambda row: not (row["lost"] or row["extra"] or row["gaps"]))
     facts: Facts = {
-        **tables, "counted_by": counted_by, "totals": {**totals, "failed": records}, "ledger": wrong_first[:SHOWN],
+        **tables,
+        "counted_by": "workers" if covered else "workers, with holes",
+        "totals": {**totals, "failed": records},
+        "ledger": wrong_first[:SHOWN],
         "in_all": {**tables["in_all"], "ledger": len(wrong_first)},
-    }  # fmt: skip
+    }
     return {**facts, "headline": _headline(facts["totals"]), "todo": todo(facts)}
 
 
