@@ -363,9 +363,18 @@ def _name(function: HandlerFunction) -> str:
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
+def _parameters(function: HandlerFunction) -> Mapping[str, inspect.Parameter]:
+    """Return what a call takes: a decorator's own arguments, and where it passes on any, those of what it wraps."""
+    own = inspect.signature(function, follow_wrapped=False).parameters
+    if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
+        return own
+    wrapped = getattr(function, "__wrapped__", None) if inspect.isfunction(function) else None
+    return inspect.signature(function).parameters if wrapped is None else _parameters(wrapped)
+
+
 def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        parameters = _parameters(function)
     except (TypeError, ValueError) as exc:
         raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

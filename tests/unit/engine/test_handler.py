@@ -92,6 +92,27 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def adding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap as a decorator does that wants the delivery for itself."""
+
+    @functools.wraps(function)
+    async def wrapper(value: bytes, delivery: Delivery) -> None:
+        assert delivery.attempt == 1
+        await function(value)
+
+    return wrapper
+
+
+def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap as a decorator does that knows values only."""
+
+    @functools.wraps(function)
+    async def wrapper(value: bytes) -> None:
+        await function(value)
+
+    return wrapper
+
+
 @pytest.mark.parametrize(
     ("function", "is_async", "in_loop", "attempt", "name"),
     [
@@ -105,6 +126,9 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         pytest.param(CallablePlain(), False, False, None, "CallablePlain", id="plain callable object"),
         pytest.param(returns_coroutine, True, True, None, "returns_coroutine", id="forgotten await"),
         pytest.param(wrapped(note_async), False, True, 1, "note_async", id="plain wrapper of a coroutine function"),
+        pytest.param(adding(Methods().bound), True, True, None, "Methods.bound", id="decorator that takes more"),
+        pytest.param(hiding(note_async), True, True, None, "note_async", id="decorator that takes less"),
+        pytest.param(wrapped(hiding(note_async)), False, True, None, "note_async", id="decorators of both kinds"),
         pytest.param(lambda value: note_async(value), False, True, None, "<lambda>", id="lambda"),
     ],
 )
