@@ -33,6 +33,10 @@ _VERSIONS_END: Final = 0x20
 _HEADER: Final = "header:"
 
 
+class EventIdError(TypeError):
+    """A function of `deduplicate=` returned something else than an event id."""
+
+
 class Seen(NamedTuple):
     """A row of the table of seen events."""
 
@@ -77,7 +81,7 @@ class Deduplicate:
         """Return the row key of the record's event, None without an id.
 
         Raises:
-            TypeError: the function returned something else than an id.
+            EventIdError: the function returned something else than an id.
             Exception: whatever the function raises.
         """
         if record.damage is not None:
@@ -90,7 +94,7 @@ class Deduplicate:
                 if name == self._header:
                     event_id = value
         if event_id is not None and not isinstance(event_id, (str, bytes)):
-            raise TypeError(f"an event id is str, bytes or None, not {type(event_id).__qualname__}")
+            raise EventIdError(f"an event id is str, bytes or None, not {type(event_id).__qualname__}")
         if not event_id:
             return None
         raw = event_id.encode("utf-8", "surrogatepass") if isinstance(event_id, str) else event_id

@@ -29,7 +29,7 @@ MAX_NESTING: Final = 20
 Predicate = Callable[..., bool]
 """A named function of the delivery (None where there is none) and an error: whether a rule matches."""
 OnFault = Callable[[str, BaseException], None]
-"""Gets the name of a predicate that raised, and what."""
+"""Gets the name of a predicate that raised, and what; an error without a traceback says what it returned."""
 Answer = TypeVar("Answer")
 
 
@@ -142,7 +142,7 @@ class Rule:
         except BaseException as exc:  # noqa: BLE001 - user code: even SystemExit is no match, and never costs the record
             fault: BaseException | None = exc
         else:
-            fault = None if isinstance(answer, bool) else TypeError("it returned no bool")
+            fault = None if isinstance(answer, bool) else TypeError(f"returned {type(answer).__qualname__}, not bool")
         if fault is not None and on_fault is not None:
             on_fault(qualified_name(self.when), fault)
         return fault is None and bool(answer)

@@ -78,6 +78,15 @@ def place_of(error: BaseException) -> str | None:
     return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 
+def running_place(frame: FrameType | None) -> str | None:
+    """Return where the user's code runs in an event loop, by the innermost frame; None: it does not."""
+    while frame is not None and _module(frame).partition(".")[0] not in ("asyncio", "mode"):
+        if _is_users(_module(frame), frame.f_code.co_filename):
+            return f"{_file(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return None
+
+
 def raised_in(error: BaseException) -> str | None:
     """Return the module whose code raised an error, also where others have raised it again; None: it never was."""
     frames = _frames(error.__traceback__)

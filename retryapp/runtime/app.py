@@ -14,6 +14,7 @@ import os
 import random
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ from retryapp.runtime.faust.agents import register_agent
 from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.heap import find_trim, give_back_memory
+from retryapp.runtime.machine.held_loop import HeldLoop
 from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.contact import Contact
 from retryapp.runtime.observe.metrics import MetricsObserver
@@ -151,6 +153,7 @@ class Runtime(Ownership):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
+        self._held_loop: HeldLoop | None = None
         self._sensor = RetrySensor(self)
         self._change_settings()
         app._new_transport = self._new_transport  # type: ignore[method-assign]  # Faust's only way to give an app another transport
@@ -309,6 +312,8 @@ class Runtime(Ownership):
         for task in others:
             task.add_done_callback(tell_if_broken)
         self._tasks += others
+        self._held_loop = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+        self._held_loop.start()
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:
         return KafkaTransport(
@@ -394,6 +399,8 @@ class Runtime(Ownership):
             await served.again.stop()
         if self._reader is not None:
             await self._reader.stop()
+        if self._held_loop is not None:
+            self._held_loop.end()
         self._log.summarize()
 
     async def _end_hung(self, handler: Handler) -> None:

@@ -13,7 +13,7 @@ from retryapp.core.errors import PublishError, RetryAppError, UndecodableError
 from retryapp.core.hops import failures_in_a_row, next_counted_ms
 from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS
 from retryapp.core.rules import ErrorClass
-from retryapp.core.traces import plain_text, shorten_trace
+from retryapp.core.traces import place_of, plain_text, shorten_trace
 from retryapp.core.verdicts import BrokenVerdictError
 from retryapp.engine.delivery.delivery import delivery_of
 from retryapp.engine.delivery.run import Run
@@ -51,7 +51,9 @@ def judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
             logger.warning(event, extra={"handler": handler.main, "error_message": text})
 
     def warn(predicate: str, fault: BaseException) -> None:
-        text = f"when={predicate} raised {type(fault).__qualname__}: its rule does not match such errors"
+        place = place_of(fault)
+        problem = str(fault) if place is None else f"raised {type(fault).__qualname__} at {place}"
+        text = f"when={predicate} {problem}: its rule does not match such errors"
         warn_once("retryapp.predicate_failed", predicate, text)
 
     try:

@@ -8,7 +8,8 @@ import inspect
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -60,14 +61,18 @@ class HandlerSignatureError(ConfigurationError):
 
 
 class HandlerResultError(RetryAppError):
-    """A handler returned an error, a generator or an awaitable within an awaitable: its record is not done."""
+    """A handler returned an error, a generator, a future or a nested awaitable: its record is not done."""
 
     def __init__(self, handler: str, result: object) -> None:
         self.handler = handler
-        self.result_type = (result if isinstance(result, type) else type(result)).__qualname__
-        problem = "which nobody runs: its work was not done. Await it, or iterate over it, in the handler"
-        if _is_error(result):
+        error = _error_in(result)
+        told = result if error is None else error
+        self.result_type = (told if isinstance(told, type) else type(told)).__qualname__
+        problem = "whose work may not be done: await it, or iterate over it, in the handler"
+        if error is not None:
             problem = f"and an error counts only if it is raised: write `raise {self.result_type}(...)`"
+            if error is not result:
+                problem += ", or of a list of records `deliveries[i].fail(error)`"
         super().__init__(f"handler {handler} returned {self.result_type}, {problem}")
 
 
@@ -363,9 +368,21 @@ def _name(function: HandlerFunction) -> str:
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
+def _parameters(function: HandlerFunction) -> Mapping[str, inspect.Parameter]:
+    """Return what a call takes: a decorator's own arguments, and where it passes on any, those of what it wraps."""
+    try:
+        own = inspect.signature(function, follow_wrapped=False).parameters
+    except ValueError:  # one in C that wraps, as of `functools.lru_cache`
+        return inspect.signature(function).parameters
+    if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
+        return own
+    wrapped = getattr(function, "__wrapped__", None) if inspect.isfunction(function) else None
+    return inspect.signature(function).parameters if wrapped is None else _parameters(wrapped)
+
+
 def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        parameters = _parameters(function)
     except (TypeError, ValueError) as exc:
         raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -383,8 +400,12 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-def _is_error(result: object) -> bool:
-    return isinstance(result, BaseException) or (isinstance(result, type) and issubclass(result, BaseException))
+def _error_in(result: object) -> object:
+    """Return the error that a result is, or has as `asyncio.gather(..., return_exceptions=True)` has; else None."""
+    for each in result if isinstance(result, list | tuple) else (result,):
+        if isinstance(each, BaseException) or (isinstance(each, type) and issubclass(each, BaseException)):
+            return each
+    return None
 
 
 async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None, deadline_s: float) -> None:
@@ -406,8 +427,8 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
         return
     if inspect.isawaitable(result):
         result = await result
-    unrun = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
-    if unrun or _is_error(result):
+    unrun = inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator | Future)
+    if unrun or _error_in(result) is not None:
         _discard(result)
         raise HandlerResultError(handler.name, result)
 

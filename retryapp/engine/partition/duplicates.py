@@ -13,11 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from itertools import takewhile
+from typing import Any
 
-from retryapp.core.deduplicate import Deduplicate, Seen, encode_seen
+from retryapp.core.deduplicate import Deduplicate, EventIdError, Seen, encode_seen
 from retryapp.core.hops import Outgoing
 from retryapp.core.lifecycle import Skipped
 from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.traces import place_of
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, SeenTable, TopicPartition
@@ -67,14 +69,18 @@ class Duplicates:
         try:
             return self._rule.identity(record)
         except BaseException as exc:  # noqa: BLE001 - user code: even SystemExit has a record handled twice, not never
-            facts = {
+            of_result = isinstance(exc, EventIdError)  # an error of the user's own may quote the record
+            problem = str(exc) if of_result else "the function that returns event ids failed"
+            facts: dict[str, Any] = {
                 "handler": self._context.handler.main,
                 "topic": record.topic,
                 "partition": record.partition,
                 "offset": record.offset,
                 "error_type": type(exc).__qualname__,
-                "error_message": "the function that returns event ids failed: this record is not deduplicated",
+                "error_message": f"{problem}: this record is not deduplicated",
             }
+            if not of_result:
+                facts["place"] = place_of(exc)
             logger.warning("retryapp.no_event_id", extra=facts)
             return None
 

@@ -40,6 +40,8 @@ def plain(value: bytes) -> None:
 
 @retries.handler({stubborn!r}, value=bytes, policy=policy, concurrency=4)
 async def stubborn(value: bytes) -> None:
+    if value == b"hold":
+        threading.Event().wait(4)
     while value == b"hang":
         try:
             await asyncio.sleep(3600)
@@ -73,6 +75,10 @@ def test_hanging_handlers_cost_their_own_records_and_nothing_else(stage: Stage) 
         stage.wait_settled(topic)
     assert "lane_failed" not in worker.log
     assert worker.log.count("retryapp.run_abandoned") == 2 * 2 * HANGING
+    _, stubborn = stage.handlers
+    operator.publish(stubborn, b"hold", partition=0)
+    wait_for(lambda: "retryapp.loop_held" in worker.log, "the coroutine that blocks is named", timeout_s=20)
+    assert "in stubborn" in next(line for line in worker.log.splitlines() if "retryapp.loop_held" in line)
     began_s = time.monotonic()
     assert worker.stop() == 0
     assert time.monotonic() - began_s < 12, "the stop does not wait for calls that hang"

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from doubles import (
@@ -215,13 +216,22 @@ async def test_a_row_that_is_skipped_is_removed(clock: VirtualClock) -> None:
     assert (turn.source, turn.skipped) == (None, False), "it was counted when it failed"
 
 
-async def test_a_condition_that_raises_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def returns_nothing(_delivery: object, _error: BaseException) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("when", "problem"),
+    [(is_broken, "raised RuntimeError at test_deliver.py:"), (returns_nothing, "returned NoneType, not bool: ")],
+)
+async def test_a_condition_that_fails_is_logged_once(caplog: pytest.LogCaptureFixture, when: Any, problem: str) -> None:
     """The record takes the policy's path."""
-    context = make_context(failing(KeyError("x")), RetryPolicy("1s", on=non_retryable(KeyError, when=is_broken)))
+    context = make_context(failing(KeyError("x")), RetryPolicy("1s", on=non_retryable(KeyError, when=when)))
     for offset in (42, 43):
         out, _ = the(await deliver_once(context, make_record(offset=offset)))
         assert out.topic == "app.orders.retry"
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["retryapp.predicate_failed"]
+    (told,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert told.message == "retryapp.predicate_failed"
+    assert f"when={__name__}.{when.__name__} {problem}" in vars(told)["error_message"]
 
 
 async def test_failures_in_a_row_under_a_rule_travel_with_the_record(clock: VirtualClock) -> None:

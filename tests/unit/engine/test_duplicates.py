@@ -178,6 +178,20 @@ async def test_a_function_that_fails_is_told_and_its_record_handled(
         assert service.seen == [b"a", b"a"]
     told = [record for record in caplog.records if record.msg == "retryapp.no_event_id"]
     assert [vars(record)["offset"] for record in told] == [0, 1]
+    assert vars(told[0])["place"].endswith("broken")
+
+
+async def test_a_function_that_returns_no_event_id_is_told_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A number is a usual id: the log said that the function had failed."""
+
+    def number(_record: object) -> int:
+        return 7
+
+    service = Service()
+    async with partition(service, deduplicate=Deduplicate(number)) as orders:  # type: ignore[arg-type]
+        await orders.send(b"a")
+    (told,) = [vars(record) for record in caplog.records if record.msg == "retryapp.no_event_id"]
+    assert told["error_message"] == "an event id is str, bytes or None, not int: this record is not deduplicated"
 
 
 CHANGELOG = TopicPartition("app.orders.seen.changelog", 2)

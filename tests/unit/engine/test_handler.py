@@ -7,6 +7,7 @@ import functools
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from types import GenericAlias
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,10 @@ class Methods:
     def plain(self, value: bytes, delivery: Delivery) -> None:
         note(value, delivery)
 
+    @staticmethod
+    async def static(value: bytes) -> None:
+        await note_async(value)
+
 
 async def returns_coroutine(value: bytes) -> Any:
     return note_async(value)
@@ -92,6 +97,27 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def adding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap as a decorator does that wants the delivery for itself."""
+
+    @functools.wraps(function)
+    async def wrapper(value: bytes, delivery: Delivery) -> None:
+        assert delivery.attempt == 1
+        await function(value)
+
+    return wrapper
+
+
+def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap as a decorator does that knows values only."""
+
+    @functools.wraps(function)
+    async def wrapper(value: bytes) -> None:
+        await function(value)
+
+    return wrapper
+
+
 @pytest.mark.parametrize(
     ("function", "is_async", "in_loop", "attempt", "name"),
     [
@@ -101,10 +127,15 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         pytest.param(functools.partial(CallableAsync()), True, True, 1, "CallableAsync", id="partial of an object"),
         pytest.param(Methods().bound, True, True, None, "Methods.bound", id="bound method"),
         pytest.param(Methods().plain, False, False, 1, "Methods.plain", id="plain bound method"),
+        pytest.param(vars(Methods)["static"], False, True, None, "Methods.static", id="static method in its class"),
+        pytest.param(functools.lru_cache(note), False, False, 1, "note", id="wrapper in C"),
         pytest.param(CallableAsync(), True, True, 1, "CallableAsync", id="callable object"),
         pytest.param(CallablePlain(), False, False, None, "CallablePlain", id="plain callable object"),
         pytest.param(returns_coroutine, True, True, None, "returns_coroutine", id="forgotten await"),
         pytest.param(wrapped(note_async), False, True, 1, "note_async", id="plain wrapper of a coroutine function"),
+        pytest.param(adding(Methods().bound), True, True, None, "Methods.bound", id="decorator that takes more"),
+        pytest.param(hiding(note_async), True, True, None, "note_async", id="decorator that takes less"),
+        pytest.param(wrapped(hiding(note_async)), False, True, None, "note_async", id="decorators of both kinds"),
         pytest.param(lambda value: note_async(value), False, True, None, "<lambda>", id="lambda"),
     ],
 )
@@ -146,12 +177,12 @@ def test_a_class_is_refused_where_it_is_declared(clock: object, function: Any) -
         make_context(function)
 
 
+async def fail(value: bytes) -> None:
+    raise ValueError(value)
+
+
 async def fails_later(value: bytes) -> Any:
-
-    async def fail() -> None:
-        raise ValueError(value)
-
-    return fail()
+    return fail(value)
 
 
 async def nested(value: bytes) -> Any:
@@ -160,6 +191,10 @@ async def nested(value: bytes) -> Any:
         return note_async(value)
 
     return inner()
+
+
+async def gathered(value: bytes) -> Any:
+    return await asyncio.gather(asyncio.sleep(0), fail(value), return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +206,8 @@ async def nested(value: bytes) -> Any:
         pytest.param(lambda value: plain_generator(value), "HandlerResultError", id="a generator"),
         pytest.param(lambda value: RetryLater(after="90s"), "HandlerResultError", id="a verdict"),
         pytest.param(lambda value: Reject, "HandlerResultError", id="a class of errors"),
+        pytest.param(lambda value: gathered(value), "HandlerResultError", id="a list with an error"),
+        pytest.param(lambda value: Future[None](), "HandlerResultError", id="a future of a thread"),
     ],
 )
 async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(function: Any, error_type: str) -> None:

@@ -1,0 +1,66 @@
+"""Name code that holds the event loop: a coroutine that computes, or calls what blocks.
+
+A thread asks the loop for an answer, in rounds. A process that is stopped as a whole misses no round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from contextlib import suppress
+from typing import Final
+
+from retryapp.core.durations import duration_text
+from retryapp.core.traces import running_place
+
+logger = logging.getLogger("retryapp.events")
+
+ROUNDS: Final = 4
+"""A loop that has not answered for so many is held."""
+_ROUND_S: Final = 0.5
+_MOST_NAMED: Final = 100
+
+
+class HeldLoop:
+    """Watches the event loop of a thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int, round_s: float = _ROUND_S) -> None:
+        self._loop, self._thread_id, self._round_s = loop, thread_id, round_s
+        self._ended, self._answered = threading.Event(), threading.Event()
+        self._answered.set()
+        self._vain = 0
+        self._named: set[str] = set()
+
+    def start(self) -> None:
+        """Look from a thread of its own, until `end`."""
+        threading.Thread(target=self._run, name="held-loop", daemon=True).start()
+
+    def end(self) -> None:
+        """Look no longer."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._round_s):
+            self.look()
+
+    def look(self) -> None:
+        """Log which function of the user's holds the loop, once for each function, after `ROUNDS` without an answer."""
+        if self._answered.is_set():
+            self._answered.clear()
+            self._vain = 0
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answered.set)
+            return
+        self._vain += 1
+        if self._vain != ROUNDS:
+            return
+        place = running_place(sys._current_frames().get(self._thread_id))  # noqa: SLF001 - Python's only way
+        function = "" if place is None else place.rpartition(" in ")[2]
+        if not function or function in self._named or len(self._named) == _MOST_NAMED:
+            return
+        self._named.add(function)
+        text = f"it has held the event loop for {duration_text(round(ROUNDS * self._round_s * 1000))}: all of this "
+        text += "worker waits. Write the handler with `def`, so that it runs in a thread, or await calls that wait"
+        logger.warning("retryapp.loop_held", extra={"place": place, "error_message": text})

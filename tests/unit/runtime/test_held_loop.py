@@ -1,0 +1,71 @@
+"""Code that holds the event loop is named in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from retryapp.runtime.machine.held_loop import ROUNDS, HeldLoop
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """Return what was logged of it."""
+    return [record for record in caplog.records if record.name == "retryapp.events"]
+
+
+def hold(watch: HeldLoop) -> None:
+    for _ in range(3 * ROUNDS):
+        watch.look()
+
+
+async def turns() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_function_that_holds_the_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop cannot answer while it runs; the second time adds nothing."""
+    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    for _ in range(2):
+        hold(watch)
+        await turns()
+    assert [line.msg for line in lines(caplog)] == ["retryapp.loop_held"]
+    line = hold.__code__.co_firstlineno + 2
+    assert lines(caplog)[0].place == f"test_held_loop.py:{line} in hold"
+    assert "it has held the event loop for 2s" in lines(caplog)[0].error_message
+
+
+async def test_a_loop_that_answers_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is asked, and after it was held too briefly."""
+    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    for _ in range(3 * ROUNDS):
+        for _ in range(ROUNDS):
+            watch.look()
+        await turns()
+    assert lines(caplog) == []
+
+
+async def test_its_thread_names_what_blocks() -> None:
+    """The coroutine blocks until the line is there."""
+    places = SimpleQueue[str]()
+
+    class Note(logging.Handler):
+        """Hands on the places."""
+
+        def emit(self, record: Any) -> None:
+            places.put(record.place)
+
+    logger, note = logging.getLogger("retryapp.events"), Note()
+    logger.addHandler(note)
+    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident(), round_s=0.001)
+    watch.start()
+    try:
+        assert places.get(timeout=30).endswith("in test_its_thread_names_what_blocks")
+    finally:
+        logger.removeHandler(note)
+        watch.end()
