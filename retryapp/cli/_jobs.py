@@ -278,7 +278,7 @@ def job_text(job: str, found: JobProgress) -> str:
     stay = passed(whole)
     counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
     if whole.refused:
-        said = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        said = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         lines.append(f"{said}; which, and why: retryapp job refused {place_text()} {job}")
     lines += [
         f"{part.state} on partition {number}: {part.paused}" for number, part in found.parts.items() if part.paused
@@ -290,7 +290,7 @@ def job_text(job: str, found: JobProgress) -> str:
 
 def _preview_text(verb: Verb, found: Preview) -> str:
     done = "".join(
-        f"; {count} are {word} and {'refused' if word in NO_REPLAY.values() else 'stay so'}"
+        f"; {count:,} are {word} and {'refused' if word in NO_REPLAY.values() else 'stay so'}"
         for word, count in sorted((+found.done).items())
     )
     text = f"{verb}: {counted(found.letters, 'letter')}{done}"
@@ -298,6 +298,6 @@ def _preview_text(verb: Verb, found: Preview) -> str:
         text += "\ncrashed: no job replays what ended its workers; replay each alone, by its failure id with --force"
     if not found.letters:
         return text
-    rows = [[cause, str(count), found.names[cause]] for cause, count in found.causes.most_common(20)]
+    rows = [[cause, f"{count:,}", found.names[cause]] for cause, count in (+found.causes).most_common(20)]
     samples = "\n".join(f"  {name}" for name in found.examples)
     return f"{table(['cause', 'letters', ''], rows)}\nfor example\n{samples}\n{text}"

@@ -64,11 +64,11 @@ def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: st
     if not listed.records:
         return "\n".join([none, *undecoded_text(listed)])
     rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in listed.records]
-    line = f"{len(listed.records)} of {listed.matching} {of}"
+    line = f"{len(listed.records):,} of {listed.matching:,} {of}"
     if listed.marked:
         still = listed.matching - sum(listed.marked.values())
         line += ", ".join(
-            [f": {still} still dead", *(f"{count} {word}" for word, count in sorted(listed.marked.items()))]
+            [f": {still:,} still dead", *(f"{count:,} {word}" for word, count in sorted(listed.marked.items()))]
         )
     return "\n".join([table(list(columns), rows), line, *undecoded_text(listed)])
 

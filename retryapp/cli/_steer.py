@@ -43,6 +43,8 @@ _HELD: Final = {
 """What a release by a filter is about, by what holds records (`core.rows.PendingRow.held_by`)."""
 BATCH: Final = 500
 """Commands that are sent together."""
+MOST_SHOWN: Final = 50
+"""Outcomes that are listed in text; of more, only those that are not done."""
 
 
 def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,11 +149,17 @@ def need_reason(why: str) -> None:
 
 def _tell(verb: Verb, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
     counts = Counter(each["outcome"] for each in found)
-    rows = [[each["failure_id"], each["outcome"], each["text"]] for each in found]
-    summary = f"{counts['done']} of {len(found)} done, {counts['refused']} refused, {counts['queued']} queued"
+    shown = found
+    if len(found) > MOST_SHOWN:  # what is to be looked at, not thousands of lines about what is done
+        shown = [each for each in found if each["outcome"] != "done"][:MOST_SHOWN]
+    rows = [[each["failure_id"], each["outcome"], each["text"]] for each in shown]
+    summary = f"{counts['done']:,} of {len(found):,} done, {counts['refused']:,} refused, {counts['queued']:,} queued"
     if counts["unknown"]:
-        summary += f", {counts['unknown']} unknown"
-    emit({"verb": verb, "outcomes": found}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
+        summary += f", {counts['unknown']:,} unknown"
+    if len(shown) < len(found):
+        summary += f"; {len(found) - len(shown):,} are not listed: --json has all"
+    text = f"{table(['failure id', 'outcome', ''], rows)}\n{summary}" if rows else summary
+    emit({"verb": verb, "outcomes": found}, text, as_json=as_json)
 
 
 def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: LetterFilter, *, yes: bool) -> Sequence[str]:
@@ -160,21 +168,22 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
     only: Any = {"partition": None, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(*resolve(place), **only, limit=None)
     has_name = [record for record in found.records if record["failure_id"] is not None]
-    fitting = [record for record in has_name if verb is not Verb.RELEASE or record["held_by"] != "stopped"]
+    fitting = [record for record in has_name if record["held_by"] != "stopped"]
     damaged = [record for record in found.records if record["failure_id"] is None]
     names = [record["failure_id"] for record in fitting]
     causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in (*fitting, *damaged))
-    lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
-    lines.append(f"{verb}: {len(names)} that wait")
+    lines = [f"{count:>9,}  {cause}" for cause, count in causes.most_common(20)]
+    lines.append(f"{verb}: {len(names):,} that wait")
     if damaged:
-        lines.append(f"{len(damaged)} more fit, and are left out: they are damaged and have no failure id")
+        lines.append(f"{len(damaged):,} more fit, and are left out: they are damaged and have no failure id")
     if verb is Verb.RELEASE:
         holds = Counter(record["held_by"] for record in fitting)
-        lines += [f"{count:>9}  {_HELD[word]}" for word, count in holds.most_common()]
+        lines += [f"{count:>9,}  {_HELD[word]}" for word, count in holds.most_common()]
     if stopped := len(has_name) - len(fitting):
         lines.append(
-            f"{counted(stopped, 'stopped sequence')} more fit, and are left out: a release lets later records of the "
-            "key go on without the dead one. Release each by its failure id"
+            f"{counted(stopped, 'stopped sequence')} more fit, and are left out: their records are dead. Replay or "
+            "discard their letters ('retryapp dead'); or release each by its failure id: later records of the key go "
+            "on without it"
         )
     lines += undecoded_text(found)
     click.echo(printable("\n".join(lines)), err=True)

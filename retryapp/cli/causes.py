@@ -41,7 +41,7 @@ def command(*, place: Place, as_json: bool) -> ExitCode:
     rows = [
         [
             each["cause_id"],
-            *(str(each[name]) for name in ("waiting", "dead", "attempts")),
+            *(f"{each[name]:,}" for name in ("waiting", "dead", "attempts")),
             instant(each["last_failed_ms"], now_ms),
             each["cause"] if len(topologies) == 1 else f"{each['main']}: {each['cause']}",
         ]

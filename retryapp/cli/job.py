@@ -47,7 +47,7 @@ def list_(*, place: Place, as_json: bool) -> ExitCode:
     for job, found in jobs.items():
         each = found.whole
         count = each.refused.total() - passed(each)
-        rows.append([job, each.verb, state_text(found), str(each.done), str(count), each.by, each.why])
+        rows.append([job, each.verb, state_text(found), f"{each.done:,}", f"{count:,}", each.by, each.why])
     text = table(["job", "", "state", "done", "refused", "by", "why"], rows) if rows else "no jobs"
     emit({"jobs": [found.facts(job) for job, found in jobs.items()]}, text, as_json=as_json)
     return ExitCode.FINE
@@ -92,7 +92,7 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
     letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
     rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
     text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
-    text += f"{len(letters)} of {counted(total, 'letter')}, refused or as before; "
+    text += f"{len(letters):,} of {counted(total, 'letter')}, refused or as before; "
     text += f"each partition names its first {MOST_NAMED:,}, until the retention of the events topic deletes them"
     emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
     return ExitCode.FINE

@@ -68,8 +68,8 @@ class InvalidDurationError(ConfigurationError):
         self.name = name
         super().__init__(
             f"{f'setting {name}=' if name else ''}{shown(value)} is not a duration: {problem}. Write a positive length "
-            f"with units, largest first, out of d, h, m, s, ms (as '30s', '5m', '1h30m', '250ms'), from 1ms to 3650d, "
-            f"or pass a timedelta"
+            f"with units, largest first, out of d, h, m, s, ms (as '30s', '5m', '1h30m', '250ms'), from 1ms to 3650d"
+            f"{'' if isinstance(value, str) else ', or pass a timedelta'}"
         )
 
 

@@ -289,8 +289,8 @@ class Part(BaseModel):
     @property
     def counts(self) -> str:
         """What it has done, for people."""
-        refused = "".join(f", {count} {word}" for word, count in sorted(self.refused.items()))
-        return f"{self.done} done{refused}; {counted(self.looked, 'letter')} looked at"
+        left = ", ".join(f"{count:,} {word}" for word, count in sorted(self.refused.items()))
+        return f"{self.done:,} done{left and f'; left out: {left}'}; {counted(self.looked, 'letter')} looked at"
 
 
 class Level(BaseModel):

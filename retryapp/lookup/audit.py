@@ -46,7 +46,9 @@ class AuditEntry:
         about = {name: getattr(told, name) or None for name in ("failure_id", "job", "circuit")}
         # a partition that has no part of a job refuses what goes on on others
         refused = {word: count for word, count in self.refused.items() if not (self.done and word == Refusal.NO_JOB)}
-        return {**{name: getattr(told, name) for name in names}, **about, "done": self.done, "refused": refused}
+        by_itself = {"partition": None if told.command else told.partition}
+        facts = {**{name: getattr(told, name) for name in names}, **about, **by_itself}
+        return {**facts, "done": self.done, "refused": refused}
 
 
 class Audit(NamedTuple):

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,7 +25,7 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, read_record, read_topic
 
 MOST_SAMPLES: Final = 5
 _KEPT_SAMPLES: Final = 100
@@ -177,6 +178,13 @@ class _Count:
         elif len(found.samples) < _KEPT_SAMPLES:
             found.samples[place] = name
 
+    def fitting(self) -> Iterator[tuple[str, int, int]]:
+        """Yield where letters are that the job takes."""
+        for (topic, partition), letters in self._letters.items():
+            for offset, state in zip(letters.offsets, letters.states, strict=True):
+                if _STATES[state] is self._able:
+                    yield topic, partition, offset
+
 
 _MARKED: Final = tuple(kind for kind in MarkKind if not is_open(kind))
 NO_REPLAY: Final[Mapping[str | None, Refusal]] = {
@@ -221,6 +229,12 @@ def preview(
         if found.looked % _TELL_EVERY == 0 and not go_on(found):
             return found
     found.complete = True
+    if len(found.samples) < min(MOST_SAMPLES, found.letters):  # those that were kept are replayed, or discarded, since
+        for place in islice(count.fitting(), MOST_SAMPLES):
+            letter = read_record(connection, *place)
+            metadata = None if letter is None else decode_metadata(letter.headers)
+            if metadata is not None:
+                found.samples[place] = metadata.failure_id
     return found
 
 

@@ -279,7 +279,7 @@ def _command(sent: Mapping[str, str], by: str, info: HandlerInfo, now_ms: int) -
         problem = problem_text(error).replace("due_at_ms", "at").replace("hold_ms", "for")  # as they were sent
         raise PageError(400, "bad-command", problem, f"Send {', '.join(_FIELDS)}") from error
     except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
-        raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
+        raise PageError(400, "bad-command", str(error), "Nothing was done: correct it and send it again") from error
     if origin.topic != info.main:
         raise PageError(400, "bad-command", f"{name} is not of {info.main}", "Send it to the address of its handler")
     if origin.partition >= info.partitions:

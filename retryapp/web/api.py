@@ -241,8 +241,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
             commands=_many(_model(
                 "AuditEntry", "A command, or what a part of a job did by itself: how many partitions have obeyed or "
                 "refused it, and what the first one says.", at_ms=int, verb=str, by=str, why=str, text=str,
-                before=_Text, after=_Text, edited=str, failure_id=_Text, job=_Text, circuit=_Text, done=int,
-                refused=_Counts)),
+                before=_Text, after=_Text, edited=str, failure_id=_Text, job=_Text, circuit=_Text, partition=_Int,
+                done=int, refused=_Counts)),
         ),
         {"since": _STRING, "until": _STRING},
     ),

@@ -426,6 +426,15 @@ async def test_a_verb_that_is_none_is_refused_with_those_that_are(worker: FakeWo
     assert error["hint"] == "Send retry-now, reschedule, cancel, hold, release, replay, discard or restore"
 
 
+async def test_a_length_that_is_none_is_refused_with_what_would_be_one(worker: FakeWorker) -> None:
+    """A person who had typed it read of fields to send, and that a timedelta may be passed."""
+    async with opened(worker, LOCAL) as site:
+        body = (await site.post({"verb": "hold", "failure_id": NAME, "for": "long"}))[1]
+        error = json.loads(body)["error"]
+    assert error["hint"] == "Nothing was done: correct it and send it again"
+    assert error["message"].endswith("from 1ms to 3650d")
+
+
 async def test_a_field_that_is_wrong_is_named(worker: FakeWorker) -> None:
     """The answer was "Field required", or began with a word of the library that checks."""
     async with opened(worker, LOCAL) as site:

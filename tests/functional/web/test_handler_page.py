@@ -7,7 +7,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from functional.web.server import Site
+from functional.web.server import Site, words
 from functional.web.worker import BASE, NOW_MS, FakeWorker
 from samples import partition
 
@@ -100,3 +100,22 @@ async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, 
     assert "circuit ledger half-open since" in page
     assert "4 of 4: &lt;E&gt;" in page
     assert "circuit ledger half-open at partition 0: 4 of 4: &lt;E&gt;" in index
+
+
+async def test_a_service_whose_circuit_somebody_has_forced_open_is_said_first(site: Site, worker: FakeWorker) -> None:
+    """It was said of a handler's own circuit only: that of a service was words in a table of partitions."""
+    forced = {"ledger": CircuitInfo(state="forced-open", since_ms=NOW_MS - 60_000, cause="forced open by ann: <mends>")}
+    closed = {"ledger": CircuitInfo(state="closed", since_ms=NOW_MS, cause="")}
+    worker.parts["shop.orders"][:3] = [partition(n, circuits=forced if n else closed) for n in range(3)]
+    page = await site.page(f"{BASE}/")
+    said = "The circuit ledger is forced open by ann: &lt;mends&gt; (1 min ago). What waits for it does not begin on "
+    assert f"{said}partitions 1, 2" in page
+    worker.parts["shop.orders"][:3] = [partition(n, circuits=closed) for n in range(3)]
+    assert "What waits for it" not in await site.page(f"{BASE}/")
+
+
+async def test_the_audit_says_which_part_of_a_job_has_ended(site: Site) -> None:
+    """A job of four partitions had ended four times, each time with other numbers."""
+    page = words(await site.page(f"{BASE}/audit"))
+    assert "job-end job 0ld0ld0ld0 on partition 0" in page
+    assert "job-start job 3f9ca81b02 a sentence" in page, "a command to all is about the job"

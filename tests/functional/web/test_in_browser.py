@@ -105,6 +105,19 @@ def test_a_long_type_of_error_pushes_no_button_out(served: Served) -> None:
         assert max(rights) < 1260
 
 
+@pytest.mark.parametrize("key", [b"\xff" * 32, b"K" * 32, b""])
+def test_a_long_key_pushes_no_error_out(served: Served, key: bytes) -> None:
+    """A key of 32 bytes that is no text took half of the list, and the errors had to be scrolled to."""
+    served.worker.bury(900, dead_metadata(900), key=key, append_ms=NOW_MS)
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{served.url}{BASE}/dead")
+        table = page.get_by_role("region", name="Dead letters")
+        assert table.evaluate("each => each.scrollWidth - each.clientWidth") == 0
+        said = {b"": "empty", b"K" * 32: "K" * 32}.get(key, f"0x{key.hex()}")
+        assert table.get_by_text(said, exact=True).count() == 1
+
+
 FORM = """<form action="{to}" method="post"{more}>
 <input name="verb" value="replay"><input name="failure_id" value="{name}"><input name="why" value="x"></form>
 <script>document.forms[0].submit()</script>"""

@@ -132,7 +132,9 @@ async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
     worker.fits.kept.update({0: 6_000, 1: 4_000, 2: 0})
     async with opened(worker) as site:
         body = await site.page(f"{BASE}/jobs/new?verb=discard&all=1")
-        assert "Discard at least 700 dead letters?" in body
+        assert "Discard all dead letters that fit?" in body
+        assert "<b>700 so far</b>" in body, "of these some are perhaps done with: their marks come later"
+        assert ">Discard all that fit</button>" in body
         assert "2,000 of 10,000 were looked at" in body
         scope = Scope.model_validate_json(Form(body, f"{BASE}/command/job").fields["scope"])
         assert (scope.letters, scope.complete) == ({0: 6_000, 1: 4_000}, False)
@@ -162,7 +164,7 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
     async with opened(worker, Operators(local=Role.OPERATE)) as site:
         for shown in ("1,000 of 3,000 are looked at", "2,000 of 3,000 are looked at"):
             body = await site.page(path)
-            assert (shown in body, "Discard at least 700 dead letters?" in body) == (True, True)
+            assert (shown in body, "<b>700 so far</b>" in body) == (True, True)
             assert 'data-live="2"' in body
             assert 'method="post"' not in body, "an admin may begin it before all are counted"
             more.release()

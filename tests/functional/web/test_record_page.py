@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.server import Outline, Site, ask, serving, words
-from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata, steps
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata, job_parts, metadata, steps
 
 from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.hops import Outgoing, cancelled, to_tier
@@ -161,6 +161,10 @@ async def test_the_page_of_a_replayed_record_tells_its_lives_apart(site: Site, w
         assert "Failed first in replay 1 48 s ago" in text
         assert text.count("replay 1, attempt 1") == (2 if page.startswith("dead") else 1)
         assert f"{BASE}/jobs/3f9ca81b02" in Outline(body).links
+        assert "last by job 3f9ca81b02" in text
+        worker.remembered.clear()
+        assert "last by command or job 3f9ca81b02" in words(await site.page(f"{BASE}/{page}")), "an id is no name"
+        worker.remembered[MAIN] = job_parts()
     assert "replay 1, attempt 2 of 7" not in text, "of a fake worker, which knows no policy"
     assert "replay 1, attempt 2" in text, "the one that comes next"
 

@@ -63,6 +63,8 @@ def test_letters_that_a_preview_says_stay_so_are_no_refusals(
     part = Part(job="aa", verb="discard", state=PartState.ENDED, done=11, refused=Counter(refused))
     ended = shown(monkeypatch, [JobProgress({0: part})], "show", "aa", "--watch")
     assert (ended.return_value, said in ended.output) == (code, True)
+    left = ", ".join(f"{count} {word}" for word, count in sorted(refused.items()))
+    assert f"11 done; left out: {left}; 0 letters looked at" in ended.output, "not as if the job had done that"
     assert job_facts("aa", {0: part})["letters"] == 11 + refused.get("crashed", 0)
     found = Preview(fitting=Counter({0: 11}), done=Counter(replayed=7, crashed=2))
     assert "; 2 are crashed and refused; 7 are replayed and stay so" in _jobs._preview_text(Verb.REPLAY, found)

@@ -77,7 +77,8 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
                 "1 more fit, and are left out: they are damaged",
             ],
         ),
-        ("cancel", "operator token token sequence stopped", []),
+        ("cancel", "operator token token sequence", []),
+        ("retry-now", "operator token token sequence", []),
     ],
 )
 def test_a_release_of_many_says_what_holds_them(
@@ -91,10 +92,39 @@ def test_a_release_of_many_says_what_holds_them(
     assert [held[int(name.rpartition("/")[2])] for _, name, _ in asked] == sent.split()
     assert [text for text in said if text not in done.output] == []
     assert "not held" not in done.output, "the damaged one is counted as that alone"
-    assert ("1 stopped sequence more fit, and are left out" in done.output) == (verb == "release")
+    assert "1 stopped sequence more fit, and are left out: their records are dead" in done.output
     asked.clear()
     assert CliRunner().invoke(pending.command, [verb, *PLACE, rows[-1]["failure_id"]]).exception is None
     assert len(asked) == 1, "by its failure id it is meant"
+
+
+@pytest.mark.parametrize(("count", "lines"), [(50, 50), (51, 2), (100, 0), (2_000, 50)])
+def test_of_many_outcomes_those_are_listed_that_are_not_done(
+    asked: list[Any], count: int, lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It printed thousands of lines, with two refusals among them; all are in the JSON."""
+    refused = {50: {0, 7}, 51: {0, 7}, 100: set(), 2_000: {*range(60)}}[count]
+
+    def send(
+        _connection: Any, _topology: Any, commands: list[Command], outcomes: dict[str, Commanded], **_more: Any
+    ) -> None:
+        for command in commands:
+            number = int(command.id.rpartition("-")[2])
+            word = "not-waiting" if number in refused else None
+            outcomes[command.id] = obeyed(command).model_copy(update={"refused": word})
+
+    monkeypatch.setattr(_steer, "send_commands", send)
+    names = "\n".join(f"billing/orders@kq8G0bTz/0/{number}" for number in range(count))
+    done = CliRunner().invoke(pending.command, ["retry-now", *PLACE, "-"], input=names, standalone_mode=False)
+    assert sum("billing/orders@kq8G0bTz" in line for line in done.output.splitlines()) == lines
+    left = "" if lines == count else f"; {count - lines:,} are not listed: --json has all"
+    summary = f"{count - len(refused):,} of {count:,} done, {len(refused)} refused, 0 queued{left}"
+    assert done.output.splitlines()[-1] == summary
+    assert done.return_value == (ExitCode.FINDING if refused else ExitCode.FINE)
+    assert ("failure id" in done.output) == (lines > 0), "a table of nothing"
+    told = CliRunner().invoke(pending.command, ["retry-now", *PLACE, "-", "--json"], input=names)
+    assert len(json.loads(told.stdout)["outcomes"]) == count
+    assert asked == []
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_the_commands_of_a_time_are_told_with_who_and_why_and_what_came_of_them(
         (2_100, "job-pause", "j1", 0, {"no-job": 3}), (2_001, "job-pause", "j1", 2, {}),
         (1_000, "retry-now", None, 1, {}),
     ]  # fmt: skip
+    assert [each["partition"] for each in found.commands] == [0, 1, None, None, None], "each part ends by itself"
     texts = [each["text"] for each in found.commands if each["verb"] == "job-pause"]
     assert texts == ["no such job goes on here", "due now"], "not of partitions that have no part of the job"
     whole = {"failure_id": NAME, "by": "ann", "why": "mended", "text": "due now", "before": "r0.a1.d5"}

@@ -71,7 +71,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     def read_topic(_connection: object, _topic: str, **_bounds: object) -> Iterator[Record]:
         yield from records
 
+    def read_record(_connection: object, topic: str, partition: int, offset: int) -> Record:
+        return next(each for each in records if (each.topic, each.partition, each.offset) == (topic, partition, offset))
+
     monkeypatch.setattr(previews, "KafkaAdmin", Admin)
+    monkeypatch.setattr(previews, "read_record", read_record)
     monkeypatch.setattr(previews, "read_topic", read_topic)
     return records
 
@@ -115,6 +119,18 @@ def test_a_preview_counts_letters_by_what_became_of_them_last(read: list[Record]
     assert set(found.examples) <= names
     assert found.facts["causes"] == [{"cause_id": each, "cause": found.names[each], "letters": found.letters}
                                      for each in found.causes if found.letters]  # fmt: skip
+
+
+@pytest.mark.parametrize("open_letters", [3, 30])
+def test_a_preview_has_samples_although_the_first_letters_are_done_with(read: list[Record], open_letters: int) -> None:
+    """The oldest letters are often those that were replayed: others fit, and some of them are named."""
+    count = 150 + open_letters
+    read.extend(letter(offset, 0, "app.A") for offset in range(count))
+    read.extend(mark(count + at, 0, at, MarkKind.RECOVERED) for at in range(150))
+    connection: Any = None
+    found = preview(connection, TOPOLOGY, Verb.REPLAY, LetterFilter(error_type="app.A"))
+    assert found.letters == open_letters
+    assert found.examples == [f"app/orders@kq8G0bTz/0/{150 + at}" for at in range(min(open_letters, 5))]
 
 
 def test_a_preview_counts_causes_beyond_some_together(read: list[Record]) -> None:
