@@ -341,23 +341,19 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(job: Analysts) -> None:
 
 
 @pytest.mark.extended
-def test_what_fails_before_the_cut_is_an_outage_once_it_was_counted(job: Analysts) -> None:
-    """What succeeds beside it is counted later; the report looks at counted time alone.
-
-    Causes that have no name there are not called by the error of one of them.
-    """
+def test_an_outage_goes_on_up_to_the_cut(job: Analysts) -> None:
+    """Causes that have no name there are not called by the error of one of them."""
     job.archive.counted(0, 100, ok=90, failed=10)
     for offset in range(10):
         job.archive.failed(offset, 1, started_ms=NOON_MS + offset * 6_000)
     for offset in range(100, 130):
         job.archive.failed(offset, 1, started_ms=NOON_MS + MINUTE_MS + offset * 100)
-    job.analyse(130)
-    assert job.collect(NOON_MS + 2 * MINUTE_MS)["outages"] == []
-    job.archive.counted(100, 130, ok=0, failed=30, from_ms=NOON_MS + MINUTE_MS, to_ms=NOON_MS + 2 * MINUTE_MS)
-    job.analyse(130)
-    assert [row["records"] for row in job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]] == [30]
+    later_ms = NOON_MS + 2 * MINUTE_MS
+    not_said_yet = (CLUSTER, GROUP, MAIN, 0, 100, 130, NOON_MS + MINUTE_MS, later_ms, 30, 0, 30, 0)
+    assert job.analyse(130, tallies=(not_said_yet,)).is_sound
+    assert [(row["records"], row["is_over"]) for row in job.collect(later_ms)["outages"]] == [(30, False)]
     with patch("retryapp.pipeline.report.facts.by_interval", lambda rollup, _: by_interval(rollup, [])):
-        (found,) = job.collect(NOON_MS + 2 * MINUTE_MS)["outages"]
+        (found,) = job.collect(later_ms)["outages"]
     assert [cause["template"] for cause in found["causes"]] == ["others"]
 
 

@@ -28,7 +28,6 @@ GAP: Final = 2  # calm intervals that end an outage
 USUAL_COUNT: Final = 20  # first deliveries that an interval should have; with fewer a ratio says little
 LONGEST_MS: Final = 900_000  # longest interval
 CAUSES: Final = 3
-_FAR_MS: Final = 120_000  # twice the time between two progress events
 OTHERS: Final = "others"
 _bin: Final = itemgetter("bin_ms")
 
@@ -61,27 +60,16 @@ def by_interval(rollup: DataFrame, named: Collection[str]) -> list[Row]:
 
 
 def of_counted_time(rows: Iterable[Row], ledger: Iterable[Row], *, bin_ms: int) -> list[Row]:
-    """Leave out first deliveries of times that workers have not counted: only failures are known of those times.
+    """Leave out first deliveries of the time before a handler's first counted range: of it only failures are known.
 
-    ``rows`` are those of ``by_interval``. A handler's time is counted from its first range to the last range of the
-    partition that lags most. A partition that was counted up to the cut does not lag, however long it has been idle.
-    One that is far behind the others, those at the cut included, is left out: its lane is closed.
+    ``rows`` are those of ``by_interval``.
     """
-    counted: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    begins_ms: dict[tuple[str, str], float] = defaultdict(lambda: math.inf)
     for row in ledger:
         if row["from_ms"] is not None:
-            counted[row["group"], row["main"]].append(row)
-    spans: dict[tuple[str, str], tuple[float, float]] = {}
-    for handler, ours in counted.items():
-        near_ms = max(row["to_ms"] for row in ours) - _FAR_MS
-        lags = [row["to_ms"] for row in ours if row["to_offset"] < row["cut_offset"] and row["to_ms"] >= near_ms]
-        spans[handler] = min(row["from_ms"] for row in ours), min(lags, default=math.inf)
-
-    def is_counted(row: Row) -> bool:
-        begin_ms, end_ms = spans.get((row["group"], row["main"]), (math.inf, 0))
-        return bool(begin_ms < row["bin_ms"] + bin_ms <= end_ms)
-
-    return list(filter(is_counted, rows))
+            handler = row["group"], row["main"]
+            begins_ms[handler] = min(begins_ms[handler], row["from_ms"])
+    return [row for row in rows if begins_ms[row["group"], row["main"]] < row["bin_ms"] + bin_ms]
 
 
 def outages(rows: Iterable[Row], *, bin_ms: int, until_ms: int) -> list[Row]:

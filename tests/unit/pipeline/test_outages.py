@@ -38,7 +38,7 @@ def test_an_outage_is_found_however_long_it_is(length: int) -> None:
         NOON_MS + (59 + length) * MINUTE_MS + 59_000,
     )
     assert (found["records"], found["is_over"]) == (90 * length, True)
-    assert (round(found["share"], 2), round(found["usual"], 2)) == (0.9, 0.02)
+    assert (found["share"], found["usual"]) == (pytest.approx(0.9), pytest.approx(0.02))
     assert [(cause["fingerprint"], cause["records"]) for cause in found["causes"]] == [
         ("down", 60 * length),
         ("slow", 30 * length),
@@ -99,50 +99,17 @@ def test_few_deliveries_are_looked_at_over_a_longer_time() -> None:
     assert burst["records"] == 8 * 270
 
 
-def counted(main: str = "orders", **facts: int | None) -> dict[str, Any]:
-    """Return a partition's row of the ledger, counted for the first hour."""
-    usual = {"from_ms": NOON_MS, "to_ms": NOON_MS + 60 * MINUTE_MS, "to_offset": 90, "cut_offset": 99}
-    return {"group": "billing", "main": main, **usual, **facts}
+def test_failures_before_the_first_count_are_no_outage() -> None:
+    """What succeeded beside them is not known. Counted time is that of all partitions of a handler."""
 
+    def first(*begins_ms: int | None, main: str = "orders") -> int | None:
+        ledger = [{"group": "billing", "main": main, "from_ms": begin_ms} for begin_ms in begins_ms]
+        found = of_counted_time(history(120), ledger, bin_ms=MINUTE_MS)
+        return min(((row["bin_ms"] - NOON_MS) // MINUTE_MS for row in found), default=None)
 
-@pytest.mark.parametrize("seconds", [15, 30, 59])
-@pytest.mark.parametrize(("each", "usual"), [(1_000, 0.01), (200, 0.05), (50, 0.2), (10, 0.3)])
-def test_failures_beside_which_nothing_is_counted_yet_are_no_outage(seconds: int, each: int, usual: float) -> None:
-    """Workers count once a minute: of the last seconds before the cut only the failures are known."""
-    rows, end = [], 300
-    for number in range(end + seconds):
-        failed = round(each * usual)
-        place = {"group": "billing", "main": "orders", "bin_ms": NOON_MS + number * 1_000, "error_type": "E"}
-        times = {"first_ms": place["bin_ms"], "last_ms": place["bin_ms"] + 999}
-        rows.append({**place, **times, "fingerprint": "down", "records": failed})
-        if number < end:
-            rows.append({**place, **times, "fingerprint": None, "records": each - failed})
-    until_ms = NOON_MS + (end + seconds) * 1_000
-    (wrong,) = outages(rows, bin_ms=1_000, until_ms=until_ms)
-    assert (wrong["share"] > 0.9, wrong["is_over"]) == (True, False), "it needs no guard"
-    ledger = [counted(to_ms=NOON_MS + end * 1_000), counted(to_ms=until_ms)]
-    assert outages(of_counted_time(rows, ledger, bin_ms=1_000), bin_ms=1_000, until_ms=until_ms) == []
-
-
-def test_counted_time_is_that_of_all_partitions_of_a_handler() -> None:
-    """One that has nothing more to count, or never had, keeps no outage of the others out of sight."""
-
-    def minutes(*ledger: dict[str, Any]) -> tuple[int, int]:
-        found = [(row["bin_ms"] - NOON_MS) // MINUTE_MS for row in of_counted_time(rows, ledger, bin_ms=MINUTE_MS)]
-        return min(found), max(found)
-
-    rows = history(120)
-    never = counted(**dict.fromkeys(("from_ms", "to_ms", "to_offset")))
-    assert minutes(counted()) == (0, 59)
-    assert minutes(counted(from_ms=NOON_MS + 20 * MINUTE_MS + 30_000), never) == (20, 59)
-    assert minutes(counted(), counted(from_ms=0, to_ms=NOON_MS + 61 * MINUTE_MS)) == (0, 59)
-    stuck = counted(to_ms=NOON_MS + 16 * MINUTE_MS)
-    assert minutes(counted(), stuck) == (0, 59), "its lane is closed: it tells nothing of the others"
-    assert minutes(counted(to_offset=99, to_ms=NOON_MS + 120 * MINUTE_MS), stuck) == (0, 119)
-    idle = counted(to_offset=99, to_ms=NOON_MS + MINUTE_MS)
-    assert (minutes(idle), minutes(idle, counted())) == ((0, 119), (0, 59))
-    for nothing in ([], [never], [counted("refunds")]):
-        assert of_counted_time(rows, nothing, bin_ms=MINUTE_MS) == []
+    begin_ms = NOON_MS + 20 * MINUTE_MS + 30_000
+    assert [first(begin_ms), first(begin_ms + MINUTE_MS, begin_ms, None), first(0)] == [20, 20, 0]
+    assert [first(), first(None), first(begin_ms, main="refunds")] == [None] * 3
 
 
 @pytest.mark.timeout(20)
