@@ -7,6 +7,7 @@ from another process with a recycled id.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -107,6 +108,16 @@ def broker_status(data: Path) -> KeptBroker | None:
     except (OSError, ValueError, TypeError, KeyError, psutil.Error):
         return None
     return kept if runs else None
+
+
+def last_port(data: Path) -> int | None:
+    """Return the port that the broker of a data folder has, or had last: its clients still ask there."""
+    try:
+        settings = properties_file(data).read_text()
+    except OSError:
+        return None
+    found = re.search(r"^listeners=PLAINTEXT://[^:]+:(\d+),", settings, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def stop_kept_broker(data: Path) -> KeptBroker | None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, stop_kept_broker, write_state
+from retryapp.broker.kept import KeptBroker, broker_status, last_port, start_kept_broker, stop_kept_broker, write_state
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.cli._options import json_option
 from retryapp.cli.console import ExitCode, Group, emit, on_signals, stderr_console
@@ -37,7 +37,7 @@ def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     return click.option(
         "--port",
         type=click.IntRange(1, 65_535),
-        help=f"Port for clients, on 127.0.0.1. [default: the running broker's, else {DEFAULT_PORT}]",
+        help=f"Port for clients, on 127.0.0.1. [default: that of the last start on this folder, else {DEFAULT_PORT}]",
     )(command)
 
 
@@ -64,9 +64,7 @@ def start(*, port: int | None, data: Path, as_json: bool) -> None:
 
     Does nothing if it runs already. Topics stay in the data folder.
     """
-    if port is None:
-        running = broker_status(data)
-        port = DEFAULT_PORT if running is None else running.port
+    port = port or last_port(data) or DEFAULT_PORT
     with on_signals(_interrupt, *STOP_SIGNALS), download_progress() as progress:  # else a broker is left that starts
         kept, started = start_kept_broker(
             load_settings().cache_dir, data, port=port, progress=progress, on_wait=_say_waiting
@@ -102,7 +100,7 @@ def status(*, port: int | None, data: Path, as_json: bool) -> int:
 @_broker_options
 def run(*, port: int | None, data: Path, as_json: bool) -> int:
     """Run it in the foreground until SIGTERM or Ctrl-C, for a Procfile; stops within 4 seconds."""
-    broker = Broker(load_settings().cache_dir, port=DEFAULT_PORT if port is None else port, data=data)
+    broker = Broker(load_settings().cache_dir, port=port or last_port(data) or DEFAULT_PORT, data=data)
     with on_signals(_interrupt, *STOP_SIGNALS):
         try:
             with download_progress() as progress:

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 from pydantic import ValidationError
 
+from retryapp.core.causes import OTHER_CAUSE, cause_bytes
 from retryapp.core.checks import first_problem
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import shown
@@ -154,6 +155,9 @@ def question_of(
 def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     fields: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
     fields |= {"from_ms": _instant(given, "since", now_ms), "until_ms": _instant(given, "until", now_ms)}
+    cause = given.get("cause", OTHER_CAUSE)
+    if cause != OTHER_CAUSE and cause_bytes(cause) is None:
+        raise bad_parameter("cause", cause, "an id as lists show it, c1-3f9ca81b02")
     since_ms, until_ms = fields["from_ms"], fields["until_ms"]
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
         raise bad_parameter("until", given["until"], f"a time after since={shown(given['since'])}, or nothing fits")

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from retryapp.broker.config import properties, properties_file, write_files
-from retryapp.broker.kept import broker_status, start_kept_broker, stop_kept_broker
+from retryapp.broker.kept import broker_status, last_port, start_kept_broker, stop_kept_broker
 from retryapp.broker.node import Broker, BrokerFailedError, OnWait, ends_within
+from retryapp.cli import broker as cli_broker
 from retryapp.jvm import FolderUnusableError
 from retryapp.stage import Run
 
@@ -34,6 +36,35 @@ def stated_process(data: Path, *arguments: object) -> Iterator[subprocess.Popen[
             yield process
         finally:
             process.kill()
+
+
+def test_a_broker_that_was_stopped_starts_again_where_its_clients_ask(tmp_path: Path) -> None:
+    """It came back on 9092 whatever port it had had, and the workers of the other port waited for it."""
+    assert last_port(tmp_path) is None
+    write_files(tmp_path, properties(tmp_path, port=9_592, controller_port=27_249, extra={}), tmp_path / "broker.log")
+    assert last_port(tmp_path) == 9_592
+    properties_file(tmp_path).write_text("listeners=SASL_SSL://127.0.0.1:9592\n")
+    assert last_port(tmp_path) is None, "it is none of ours"
+
+
+@pytest.mark.parametrize("command", ["start", "run"])
+@pytest.mark.parametrize(("words", "expected"), [([], 9_592), (["--port", "9593"], 9_593)])
+def test_the_command_takes_the_port_of_the_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], expected: int
+) -> None:
+    """Unless it is given another."""
+    write_files(tmp_path, properties(tmp_path, port=9_592, controller_port=27_249, extra={}), tmp_path / "broker.log")
+    asked: list[int] = []
+
+    def seen(*_args: object, port: int, **_more: object) -> None:
+        asked.append(port)
+        raise BrokerFailedError("was only asked for", "none")
+
+    monkeypatch.setattr(cli_broker, "Broker", seen)
+    monkeypatch.setattr(cli_broker, "start_kept_broker", seen)
+    done = CliRunner().invoke(cli_broker.command, [command, "--data", str(tmp_path), *words])
+    assert isinstance(done.exception, BrokerFailedError)
+    assert asked == [expected]
 
 
 def test_a_recycled_process_id_is_not_the_broker(tmp_path: Path) -> None:

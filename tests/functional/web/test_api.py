@@ -66,7 +66,7 @@ async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, r
     worker.parts["flights"] = [partition(0, paused="paused by ann", circuit="open"), partition(1)]
     worker.bury(240, dead_metadata(9_000, last_failed_ms=NOW_MS), value=b"\xff\x00")
     model, _ = ANSWERS[path]
-    more = ["&verb=replay&all=1", "&verb=replay&cause=c1"] if path.endswith("/new") else [""]
+    more = ["&verb=replay&all=1", "&verb=replay&cause=c1-0011223344"] if path.endswith("/new") else [""]
     whole = address_of(path)
     addresses = [f"{whole}{'&' if '?' in whole else '?'}format=json{each}" for each in more]
     addresses += [f"{BASE}/dead/{place}?format=json" for place in ("1/5", "1/7", "1/12", "0/240") if "dead/{" in path]

@@ -114,6 +114,14 @@ async def test_a_service_whose_circuit_somebody_has_forced_open_is_said_first(si
     assert "What waits for it" not in await site.page(f"{BASE}/")
 
 
+async def test_dead_records_that_count_among_the_waiting_are_said_to(site: Site, worker: FakeWorker) -> None:
+    """The same record was in both tables of causes, so fifty read as a hundred."""
+    said = "are dead, and count here as well because their sequences have stopped"
+    assert said not in await site.page(f"{BASE}/")
+    worker.parts["shop.orders"][:2] = [partition(n, pending_by_tier={"stopped": 25}) for n in range(2)]
+    assert f"; 50 {said}." in await site.page(f"{BASE}/")
+
+
 async def test_the_audit_says_which_part_of_a_job_has_ended(site: Site) -> None:
     """A job of four partitions had ended four times, each time with other numbers."""
     page = words(await site.page(f"{BASE}/audit"))

@@ -74,6 +74,16 @@ def test_a_filter_that_cannot_be_read_is_refused_with_an_example(name: str, exam
     assert question_of({name: example}).wanted != LetterFilter()
 
 
+@pytest.mark.parametrize("text", ["c1-3f9c", "3f9ca81b02", "C1-3F9CA81B02", "ConnectionError"])
+def test_a_cause_that_is_no_id_is_refused(text: str) -> None:
+    """A list of it said that there were no such letters, as if their cause were gone."""
+    with pytest.raises(PageError, match=f"cause='{text}'") as error:
+        question_of({"cause": text})
+    assert error.value.hint == "Expected an id as lists show it, c1-3f9ca81b02"
+    known = ["c1-3f9ca81b02", "other"]
+    assert [question_of({"cause": each}).wanted.cause for each in known] == known
+
+
 def test_of_a_parameter_that_is_sent_twice_one_counts_everywhere() -> None:
     """The filter was that of one, and what other workers and the next page were asked of the other."""
     twice = MultiDict([("key", "k1"), ("limit", "7"), ("key", ""), ("limit", "8")])
