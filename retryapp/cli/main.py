@@ -94,12 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return ExitCode.USAGE
     except click.ClickException as error:
-        where = f" (see '{error.ctx.command_path} --help')" if isinstance(error, click.UsageError) and error.ctx else ""
-        message = error.format_message().removesuffix(".") + where
-        if isinstance(error, click.NoSuchOption) and error.option_name == "--traceback" and error.ctx:
-            path = error.ctx.command_path.removeprefix("retryapp ")
-            message = f"--traceback comes before the command: 'retryapp --traceback {path} ...'"
-        emit_error(type(error).__name__, with_app(message, given.app_spec), ExitCode.USAGE, as_json=as_json)
+        emit_error(type(error).__name__, with_app(_refusal(error), given.app_spec), ExitCode.USAGE, as_json=as_json)
         return ExitCode.USAGE
     except RetryAppError as error:
         _show_traceback(words)
@@ -115,6 +110,20 @@ def run(arguments: Sequence[str]) -> int:
         emit_error(type(error).__name__, f"{message}'retryapp --traceback ...' shows where", code, as_json=as_json)
         return code
     return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.FINE
+
+
+def _refusal(error: click.ClickException) -> str:
+    """Return what click says of words that it does not take, and where help is."""
+    message = error.format_message().removesuffix(".")
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return message
+    path = error.ctx.command_path
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--traceback":
+        return f"--traceback comes before the command: 'retryapp --traceback {path.removeprefix('retryapp ')} ...'"
+    has_topic = any("--topic" in each.opts for each in error.ctx.command.params)
+    if has_topic and message.startswith("Got unexpected extra argument"):
+        message += ": a handler is named by --topic MAIN"
+    return f"{message} (see '{path} --help')"
 
 
 def _show_traceback(words: Sequence[str]) -> None:

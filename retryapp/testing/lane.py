@@ -370,10 +370,14 @@ def check_sendable(values: Iterable[object], key: object, headers: Iterable[tupl
     for name, _ in pairs:
         if not isinstance(name, str):
             raise TypeError(f"header {name!r}: expected its name as text")
-    parts = [*((f"value {at}", value) for at, value in enumerate(values, 1)), ("key", key)]
+    listed = [*values]
+    if not listed and (key is not None or pairs):
+        raise TypeError("values: expected at least one with a key or headers; a null value is None")
+    parts = [*((f"value {at}", value) for at, value in enumerate(listed, 1)), ("key", key)]
     for part, given in [*parts, *((f"header {name}", value) for name, value in pairs)]:
         if given is not None and not isinstance(given, bytes):
-            raise TypeError(f"{part}: expected bytes or None, as on a topic, got {given!r}")
+            remedy = ": write json.dumps(...).encode()" if isinstance(given, dict | list) else ""
+            raise TypeError(f"{part}: expected bytes or None, as on a topic, got {given!r}{remedy}")
     return pairs
 
 

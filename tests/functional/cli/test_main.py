@@ -126,6 +126,14 @@ def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retry
         assert f"comes before the command: 'retryapp --traceback {place} ...'" in shown.err
 
 
+@pytest.mark.parametrize("words", [("handler", "pause", "orders", "--why", "x"), ("pending", "list", "orders")])
+def test_a_topic_without_its_option_is_told_where_it_belongs(retryapp: Callable[..., Any], words: list[str]) -> None:
+    """It was an unexpected extra argument."""
+    shown = retryapp(*words)
+    assert shown.code == ExitCode.USAGE
+    assert "argument (orders): a handler is named by --topic MAIN (see 'retryapp " in shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
