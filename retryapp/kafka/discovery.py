@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+from heapq import nlargest
 from typing import Final
 
 from retryapp.core.errors import EnvironmentFault, RetryAppError, TopicMissingError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
+from retryapp.kafka.errors import AccessDeniedError
 from retryapp.kafka.owner import read_owner_mark
 
 _CHANGELOG: Final = ".pending.changelog"
@@ -34,12 +36,18 @@ class GroupMissingError(EnvironmentFault):
 def group_missing(admin: KafkaAdmin, group: str) -> GroupMissingError:
     """Return the refusal of a group without handlers; it names others, those that are most like it."""
     others = set[str]()
-    with suppress(RetryAppError):  # this login may not read them
+    with suppress(RetryAppError):  # the broker is gone
         changelogs = [name for name in admin.topic_names() if name.endswith(_CHANGELOG)]
-        nearest = get_close_matches(group, changelogs, _MOST_MARKS, cutoff=0.0)
-        marks = [read_owner_mark(admin.connection, name) for name in nearest]
-        others = {mark.group for mark in marks if mark is not None}
-    return GroupMissingError(group, admin.connection, sorted(others))
+        for name in nlargest(_MOST_MARKS, changelogs, lambda name: _likeness(group, name)):
+            with suppress(AccessDeniedError):  # this login may read others
+                mark = read_owner_mark(admin.connection, name)
+                others |= set() if mark is None else {mark.group}
+    return GroupMissingError(group, admin.connection, sorted(others - {group}))
+
+
+def _likeness(group: str, changelog: str) -> float:
+    begin = changelog[: len(group)]  # the rest is the main topic, which says nothing of the group
+    return SequenceMatcher(None, group, begin).ratio()
 
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:

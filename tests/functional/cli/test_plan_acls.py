@@ -30,7 +30,7 @@ from retryapp.cli._target import connect
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, group_missing, read_topic
 from retryapp.pipeline.sources import Life, find_sources
 
 ALL = AclBindingFilter(
@@ -271,7 +271,10 @@ def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp
     with pytest.raises(AccessDeniedError, match=f"could not describe topic {dlq} .* Needed: Describe"):
         find_sources(KafkaAdmin(connect(secured.sasl, config)), group, [known])
     look, steer = (rights_of_people(to, billing=group, orders=main) for to in ("look", "steer"))
-    grant(operator, look, "olga")
+    closed = f"{group}x.orders.pending.changelog"
+    admin.create_main_topic(closed, partitions=1)
+    shown = {"resource": "Topic", "name": closed, "pattern": "literal", "operation": "Describe"}
+    grant(operator, [*look, shown], "olga")
     wait_for(lambda: len(run("dead", "list").json.get("records", ())) == 3, "three are dead")
     names = [each["failure_id"] for each in run("dead", "list").json["records"]]
     looks = (
@@ -287,6 +290,8 @@ def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp
     for words in looks:
         told = run(*words.split())
         assert told.code == 0, (words, told)
+    missing = str(group_missing(KafkaAdmin(connect(secured.sasl, config)), f"{group}xy"))
+    assert missing.endswith(f". Groups that have some: {group}")  # also where this login may not read another one's
     commands = (f"dead replay {names[0]}", f"pending hold {names[1]}", "handler pause", "dead discard --all --yes")
     for words in commands:
         told = run(*words.split(), "--why", "measured")
