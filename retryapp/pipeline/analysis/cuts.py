@@ -45,14 +45,15 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     for main in sorted(handlers.keys() & states.keys()):
         state = states[main]
         reached = _reached(positions, handlers[main], state, states.get(handlers[main].pending_changelog))
-        for number, (offset, tally, is_forgotten) in reached.items():
+        for number, (offset, tally, written_ms, is_forgotten) in reached.items():
             rows.append((cluster_id, group, main, state.topic_id, number, offset))
             forgotten += [f"{group} {main} {number}"] if is_forgotten else []
             if tally is not None:
                 since_ms = min(tally.since_ms, MAX_EPOCH_MS)
+                to_ms = max(since_ms, min(since_ms + MINUTE_MS, written_ms))  # or first tries would lie in the future
                 tallies.append(
                     (
-                        cluster_id, group, main, number, tally.from_offset, offset, since_ms, since_ms + MINUTE_MS,
+                        cluster_id, group, main, number, tally.from_offset, offset, since_ms, to_ms,
                         tally.received, tally.first_try_ok, tally.failed + tally.held, tally.skipped,
                     )
                 )  # fmt: skip
@@ -65,8 +66,8 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
 
 def _reached(
     positions: Positions, topology: HandlerTopology, state: TopicState, changelog: TopicState | None
-) -> dict[int, tuple[int, Tally | None, bool]]:
-    """Return by partition the cut, what was counted before it and not said yet, and whether Kafka has forgotten it.
+) -> dict[int, tuple[int, Tally | None, int, bool]]:
+    """Return by partition the cut, what was counted before it and not said yet, until when; is its offset forgotten?
 
     Each transaction of a lane writes offset and tally to the changelog, with the id of its main topic: an offset of
     another one may outlive that, and counts of a former one are no counts of this. What the group has was set by hand,
@@ -81,19 +82,20 @@ def _reached(
         noted = progress_records(positions.connection, topology, state.topic_id)
     is_running = bool(positions.describe_group(topology.group).members)
     ends = positions.ends([place for place in places if committed[place] is None and changelog is None])
-    found = dict[int, tuple[int, Tally | None, bool]]()
+    found = dict[int, tuple[int, Tally | None, int, bool]]()
     for place in places:
         offset, note, number = committed[place], noted.get(place[1]), place[1]
         if note is None:
-            found[number] = ends.get(place, 0) if offset is None else offset, None, ends.get(place, 0) > 0
+            found[number] = ends.get(place, 0) if offset is None else offset, None, 0, ends.get(place, 0) > 0
             continue
         written = note.positions.get(state.name)
         if written is None:  # the group has not begun this topic
-            found[number] = 0, None, False
+            found[number] = 0, None, 0, False
         elif offset is None or offset == written or (offset < written and is_running):
-            found[number] = written, parse_tally(note.tally, written), offset is None and written > 0
+            is_forgotten = offset is None and written > 0
+            found[number] = written, parse_tally(note.tally, written), note.written_ms, is_forgotten
         else:
-            found[number] = offset, None, False
+            found[number] = offset, None, 0, False
     return found
 
 
