@@ -353,6 +353,8 @@ class ProgressRecord(NamedTuple):
     """What is remembered of commands."""
     floor: int
     """A table without rows that reads that changelog from here has all that waits (`PendingTable.floor`)."""
+    written_ms: int = 0
+    """By the broker's time, where the reader knows it."""
 
 
 def read_progress(value: bytes, topic_id: str = "", main: str = "") -> ProgressRecord:

@@ -100,16 +100,21 @@ def progress_records(
     """Return the last progress record of each partition of the changelog; `topic_id`: that of the main topic now."""
     topic = topology.pending_changelog
     todo = KafkaAdmin(connection).offsets(topic)
-    last: dict[int, bytes] = {}
+    last: dict[int, Record] = {}
     for tail in _TAILS:
         starts = {number: max(kept.start, kept.stop - tail) for number, kept in todo.items()}
         for record in read_topic(connection, topic, partitions=todo, start=starts):
             if record.key == marks.PROGRESS:
-                last[record.partition] = record.value or b""
+                last[record.partition] = record
         todo = {number: kept for number, kept in todo.items() if number not in last and kept.start < starts[number]}
         if not todo:
             break
-    return {number: marks.read_progress(value, topic_id, topology.main) for number, value in sorted(last.items())}
+    return {
+        number: marks.read_progress(record.value or b"", topic_id, topology.main)._replace(
+            written_ms=record.timestamp_ms
+        )
+        for number, record in sorted(last.items())
+    }
 
 
 def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:

@@ -236,6 +236,11 @@ def test_what_workers_have_counted_and_not_said_yet_counts_too(job: Analysts) ->
     assert counted() == [(0, 20, 19, 17, 2, 0, 0, 0)]
     (told,) = [verdict for verdict in found.verdicts if verdict.failures]
     assert (told.name, told.examples) == ("ledger: the group's offsets are known", (place,))
+    assert job.analyse(20, tallies=(tally(18, 20, 2, 1, 1),)).is_new, "Kafka knows it again"
+    job.archive.counted(18, 20, ok=1, failed=1)  # of an idle worker, between the cut and the archive's end
+    assert job.analyse(20, tallies=(tally(18, 20, 2, 1, 1),)).is_sound
+    assert counted() == [(0, 20, 19, 17, 2, 0, 0, 0)], "it is the same count"
+    assert job.result["ledger"][0]["overlaps"] == 0
 
 
 def test_what_fails_in_spark_is_told_with_a_remedy(copied: Analysts, command: CommandLine) -> None:

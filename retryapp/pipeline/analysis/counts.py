@@ -33,7 +33,8 @@ Row = Mapping[str, Any]
 def progress_of(readings: DataFrame, cut: Cut, tallies: Cut = ()) -> DataFrame:
     """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic.
 
-    The last ones are the ``tallies`` of the cut, which no event has yet.
+    The last ones are the ``tallies`` of the cut, unless an event has told the same since: of an idle worker, before the
+    archive was at its end.
 
     The first one that is there is left out where it begins later: of what failed in it a part may have expired, on the
     topics before the first archive run or in the archive, although its event has not.
@@ -52,8 +53,12 @@ def progress_of(readings: DataFrame, cut: Cut, tallies: Cut = ()) -> DataFrame:
     lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
     last = F.max("life").over(Window.partitionBy(*_PLACE))
     is_present = (F.col("life") == F.col("last")) & (F.col("to_offset") <= F.col("cut_offset"))
-    present = lives.withColumn("last", last).where(is_present)
-    in_order = Window.partitionBy(*_PLACE).orderBy("from_offset", "to_offset", "found")
+    in_order = Window.partitionBy(*_PLACE).orderBy(
+        "from_offset", "to_offset", "from_ms", "found"
+    )  # a tally comes first
+    told = F.struct("from_offset", "to_offset", "from_ms")
+    is_told = F.col("found").isNull() & F.lead(told).over(in_order).eqNullSafe(told)
+    present = lives.withColumn("last", last).where(is_present).withColumn("is_told", is_told).where(~F.col("is_told"))
     before = F.max("to_offset").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
     nothing, begin = F.lit(0), F.col("from_offset")
     overlap = F.greatest(nothing, F.col("before") - begin, F.col("to_offset") - F.col("after"))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from retryapp.core.marks import Tally, parse_tally
+from retryapp.core.marks import ProgressRecord, Tally, parse_tally
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, Positions, TopicState, find_handlers
@@ -44,15 +44,16 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     rows, tallies, forgotten = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[str]()
     for main in sorted(handlers.keys() & states.keys()):
         state = states[main]
-        reached = _reached(positions, handlers[main], state, has_changelog=handlers[main].pending_changelog in states)
-        for number, (offset, tally, is_forgotten) in reached.items():
+        reached = _reached(positions, handlers[main], state, states.get(handlers[main].pending_changelog))
+        for number, (offset, tally, written_ms, is_forgotten) in reached.items():
             rows.append((cluster_id, group, main, state.topic_id, number, offset))
             forgotten += [f"{group} {main} {number}"] if is_forgotten else []
             if tally is not None:
                 since_ms = min(tally.since_ms, MAX_EPOCH_MS)
+                to_ms = max(since_ms, min(since_ms + MINUTE_MS, written_ms))  # or first tries would lie in the future
                 tallies.append(
                     (
-                        cluster_id, group, main, number, tally.from_offset, offset, since_ms, since_ms + MINUTE_MS,
+                        cluster_id, group, main, number, tally.from_offset, offset, since_ms, to_ms,
                         tally.received, tally.first_try_ok, tally.failed + tally.held, tally.skipped,
                     )
                 )  # fmt: skip
@@ -64,33 +65,37 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
 
 
 def _reached(
-    positions: Positions, topology: HandlerTopology, state: TopicState, *, has_changelog: bool
-) -> dict[int, tuple[int, Tally | None, bool]]:
-    """Return by partition the cut, what was counted before it and not said yet, and whether Kafka has forgotten it.
+    positions: Positions, topology: HandlerTopology, state: TopicState, changelog: TopicState | None
+) -> dict[int, tuple[int, Tally | None, int, bool]]:
+    """Return by partition the cut, what was counted before it and not said yet, until when; is its offset forgotten?
 
     Each transaction of a lane writes offset and tally to the changelog, with the id of its main topic: an offset of
-    another one may outlive that, and counts of a former one are no counts of this. What the group has is newer, or was
-    set by hand. Kafka forgets the offsets of a group that was away for a week; if the changelog is gone too, the cut is
-    the topic's end, so that nothing that failed is left out.
+    another one may outlive that, and counts of a former one are no counts of this. What the group has was set by hand,
+    or a worker has moved it since. Kafka forgets the offsets of a group that was away for a week; if the changelog is
+    gone too, the cut is the topic's end, so that nothing that failed is left out.
     """
     places = [(state.name, number) for number in range(state.partitions)]
-    noted = progress_records(positions.connection, topology, state.topic_id) if has_changelog else {}
     committed = positions.group_offsets(topology.group, places)
+    noted = dict[int, ProgressRecord]()
+    if changelog is not None:  # after the offsets, with all that has moved them: an offset beyond it was set by hand
+        positions.settled_ends([(changelog.name, number) for number in range(changelog.partitions)])
+        noted = progress_records(positions.connection, topology, state.topic_id)
     is_running = bool(positions.describe_group(topology.group).members)
-    ends = positions.ends([place for place in places if committed[place] is None and not has_changelog])
-    found = dict[int, tuple[int, Tally | None, bool]]()
+    ends = positions.ends([place for place in places if committed[place] is None and changelog is None])
+    found = dict[int, tuple[int, Tally | None, int, bool]]()
     for place in places:
         offset, note, number = committed[place], noted.get(place[1]), place[1]
         if note is None:
-            found[number] = ends.get(place, 0) if offset is None else offset, None, ends.get(place, 0) > 0
+            found[number] = ends.get(place, 0) if offset is None else offset, None, 0, ends.get(place, 0) > 0
             continue
         written = note.positions.get(state.name)
         if written is None:  # the group has not begun this topic
-            found[number] = 0, None, False
-        elif offset is None or offset == written or (offset > written and is_running):
-            found[number] = written, parse_tally(note.tally, written), offset is None and written > 0
+            found[number] = 0, None, 0, False
+        elif offset is None or offset == written or (offset < written and is_running):
+            is_forgotten = offset is None and written > 0
+            found[number] = written, parse_tally(note.tally, written), note.written_ms, is_forgotten
         else:
-            found[number] = offset, None, False
+            found[number] = offset, None, 0, False
     return found
 
 

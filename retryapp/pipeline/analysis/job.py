@@ -76,6 +76,8 @@ class Analysis:
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {
             "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
+            "tallies": [list(row) for each in taken for row in each.tallies],
+            "forgotten": [place for each in taken for place in each.forgotten],
             "lives": {topic: life for each in taken for topic, life in each.lives.items()},
             "losses": losses, "archive": place_of(next(self._tables.commits())),
         }  # fmt: skip

@@ -286,7 +286,7 @@ def test_the_changelog_says_the_same() -> None:
     assert (read.tally, read.positions, read.changelog, read.floor) == (TEXT, {"orders": 140}, "kq2", 9)
     again = marks.read_progress(marks.progress_value({"orders": 140}, "id", TEXT), "made again", "orders")
     assert (again.tally, again.positions, again.changelog, again.floor) == ("", {}, "", 0)
-    assert marks.read_progress(b"", "id") == ({}, "", "", "", "", "", 0)
+    assert marks.read_progress(b"", "id") == ({}, "", "", "", "", "", 0, 0)
 
 
 def test_a_held_row_comes_before_all_that_are_due() -> None:
