@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer
-from history import Group, tick
+from history import Group
 
 from retryapp.core import marks
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 from retryapp.pipeline.analysis.cuts import take_cut
+from retryapp.runtime.machine.clock import SystemClock
 from retryapp.stage import wait_for
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,7 +42,7 @@ def test_a_cut_is_where_the_last_transactions_of_its_lanes_were(connection: Kafk
     topic_id = group.admin.describe_topics([main])[main].topic_id
     group.operator.set_offsets(name, {(main, 0): 7, (main, 1): 9, (main, 2): 1_000, (main, 5): 5})
     written = (0, 5, "former"), *((number, 7, topic_id) for number in (0, 1, 3, 5)), (2, 1_000, "former")
-    since_ms = defaultdict(lambda: 1, {3: tick()})
+    since_ms = defaultdict(lambda: 1, {3: SystemClock().wall_ms()})
     for number, offset, life in written:
         value = marks.progress_value({main: offset}, life, f"p1:3-{offset}@{since_ms[number]}:4,2,1")
         group.send(changelog, number, marks.PROGRESS, value)
