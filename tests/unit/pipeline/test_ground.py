@@ -264,10 +264,12 @@ def test_an_interrupted_start_of_java_ends_no_other_child(tmp_path: Path) -> Non
     submit.write_text("#!/bin/sh\nsleep 300 &\nwhile kill -INT $PPID; do sleep 5; done\n")
     submit.chmod(0o755)
     program = """
+        import signal
         import subprocess
         import psutil
         from pyspark.java_gateway import launch_gateway
         from retryapp.pipeline.session import _launching_jvm
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         try:
             with _launching_jvm():
                 own = subprocess.Popen(["sleep", "300"])
