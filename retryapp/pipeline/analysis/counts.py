@@ -53,9 +53,7 @@ def progress_of(readings: DataFrame, cut: Cut, tallies: Cut = ()) -> DataFrame:
     lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
     last = F.max("life").over(Window.partitionBy(*_PLACE))
     is_present = (F.col("life") == F.col("last")) & (F.col("to_offset") <= F.col("cut_offset"))
-    in_order = Window.partitionBy(*_PLACE).orderBy(
-        "from_offset", "to_offset", "from_ms", "found"
-    )  # a tally comes first
+    in_order = Window.partitionBy(*_PLACE).orderBy("from_offset", "to_offset", "from_ms", "found")  # a tally first
     told = F.struct("from_offset", "to_offset", "from_ms")
     is_told = F.col("found").isNull() & F.lead(told).over(in_order).eqNullSafe(told)
     present = lives.withColumn("last", last).where(is_present).withColumn("is_told", is_told).where(~F.col("is_told"))
