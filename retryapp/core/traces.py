@@ -75,16 +75,20 @@ def place_of(error: BaseException) -> str | None:
         return None
     users = (at for at in reversed(frames) if _is_users(_module(at[0]), at[0].f_code.co_filename))
     frame, line = next(users, frames[-1])
-    return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
+    return _place(frame, line)
 
 
 def running_place(frame: FrameType | None) -> str | None:
     """Return where the user's code runs in an event loop, by the innermost frame; None: it does not."""
     while frame is not None and _module(frame).partition(".")[0] not in ("asyncio", "mode"):
         if _is_users(_module(frame), frame.f_code.co_filename):
-            return f"{_file(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+            return _place(frame, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 
 def raised_in(error: BaseException) -> str | None:

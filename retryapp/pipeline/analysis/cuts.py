@@ -18,7 +18,7 @@ from retryapp.pipeline.sources import find_sources, places_of, retention_of
 
 Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
 LIFE: Final = ("cluster_id", "group", "main", "topic_id")
-MINUTE_MS: Final = 60_000  # a worker counts for so long before it says what it has counted
+MINUTE_MS: Final = 60_000  # longest time of one count: then a worker writes it as an event
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,9 +381,7 @@ def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
         timeout_ms=300_000,
         topics={
             "main": main,
-            "dlq": f"{prefix}.dlq",
-            "events": f"{prefix}.events",
-            "control": f"{prefix}.control",
+            **{name: f"{prefix}.{name}" for name in ("dlq", "events", "control")},
             "changelog": f"{prefix}.pending.changelog",
         },
         partitions=4,
