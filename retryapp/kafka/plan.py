@@ -121,10 +121,16 @@ class Plan:
         return tuple(step for step in self.refused if step.role == PUBLISHED_ROLE)
 
     def raise_refused(self) -> None:
-        """Raise the named error of the first step that cannot be carried out; return when there is none."""
+        """Raise the named error of the first step that cannot be carried out; return when there is none.
+
+        Of missing topics it names all: one at each start would take as many starts.
+        """
         for step in self.refused:
             if step.action is Action.MISSING:
-                raise TopicMissingError(step.topic, self.bootstrap, step.why["partitions"])
+                missing = dict.fromkeys(each.topic for each in self.refused if each.action is Action.MISSING)
+                others = ", ".join(repr(topic) for topic in missing if topic != step.topic)
+                remedy = step.why["partitions"] + (f". Missing as well: {others}" if others else "")
+                raise TopicMissingError(step.topic, self.bootstrap, remedy)
             for found in step.problems:
                 if found.setting == OWNER:
                     raise OwnerMismatchError(step.topic, found.have, found.want)
@@ -351,7 +357,8 @@ def ensure_topics(
 
 
 def _raise_ours(plan: Plan) -> None:
-    replace(plan, steps=tuple(step for step in plan.steps if step not in plan.unpublishable)).raise_refused()
+    if len(plan.refused) > len(plan.unpublishable):
+        plan.raise_refused()
 
 
 def grow_topics(

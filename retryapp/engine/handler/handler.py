@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -227,6 +228,8 @@ class Handler:
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
     warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Predicates that have raised, and undeclared circuits that were named: each is logged once."""
+    without_id: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    """Records whose event id could not be made, by type of the error."""
     known_circuits: dict[int, dict[str, Circuit]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By partition and name, the own one's is empty: what this worker knows, also of those that it has not now."""
     places: Mapping[str, Places] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -73,6 +73,8 @@ class ValueReader:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
             problem = "it is null" if value is None else _problem(exc)  # the cause quotes the value
+            if self.value_type in (str, str | None) and "Invalid JSON" in problem:
+                problem += "; a text that is no JSON is decoded in the handler, which takes bytes"
             raise UndecodableError(_type_text(self.value_type), problem) from None
 
     def _resolve(self) -> str | None:

@@ -71,12 +71,17 @@ class Duplicates:
         except BaseException as exc:  # noqa: BLE001 - user code: even SystemExit has a record handled twice, not never
             of_result = isinstance(exc, EventIdError)  # an error of the user's own may quote the record
             problem = str(exc) if of_result else "the function that returns event ids failed"
+            kind, without_id = type(exc).__qualname__, self._context.handler.without_id
+            without_id[kind] += 1
+            if without_id[kind].bit_count() > 1:
+                return None  # most likely each record fails so: 1, 2, 4, 8 and so on are logged
             facts: dict[str, Any] = {
                 "handler": self._context.handler.main,
                 "topic": record.topic,
                 "partition": record.partition,
                 "offset": record.offset,
-                "error_type": type(exc).__qualname__,
+                "error_type": kind,
+                "count": without_id[kind],
                 "error_message": f"{problem}: this record is not deduplicated",
             }
             if not of_result:

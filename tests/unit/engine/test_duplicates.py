@@ -173,11 +173,11 @@ async def test_a_function_that_fails_is_told_and_its_record_handled(
 
     service = Service()
     async with partition(service, deduplicate=Deduplicate(broken)) as orders:
-        await orders.send(b"a", b"a")
+        await orders.send(*[b"a"] * 7)
         await orders.advance(1_000)
-        assert service.seen == [b"a", b"a"]
+        assert service.seen == [b"a"] * 7
     told = [record for record in caplog.records if record.msg == "retryapp.no_event_id"]
-    assert [vars(record)["offset"] for record in told] == [0, 1]
+    assert [(vars(record)["offset"], vars(record)["count"]) for record in told] == [(0, 1), (1, 2), (3, 4)]
     assert vars(told[0])["place"].endswith("broken")
 
 

@@ -280,6 +280,15 @@ def test_a_value_type_that_names_what_is_nowhere_is_refused_at_the_start(declare
         MemoryPartition(note, "1s", value=declared)
 
 
+@pytest.mark.parametrize("declared", [str, str | None])
+def test_a_text_that_is_no_json_is_referred_to_bytes(declared: Any) -> None:
+    """It looks like a value of the type, and JSON has quotes around it."""
+    handler = make_context(note, value_type=declared).handler
+    assert handler.decode(b'"a text"') == "a text"
+    with pytest.raises(UndecodableError, match=r"decoded in the handler, which takes bytes$"):
+        handler.decode(b"a text")
+
+
 def test_a_value_type_with_a_text_that_is_no_type_is_refused_where_it_is_declared() -> None:
     """Nothing that is defined later makes it one."""
     with pytest.raises(InvalidSettingError, match=r"setting value=.*a text in it is no type"):

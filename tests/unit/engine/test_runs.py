@@ -58,6 +58,16 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(erro
     assert metadata.error_type.endswith("UnprintableError")
 
 
+async def test_a_coroutine_that_blocks_past_its_time_out_and_returns_is_done(clock: VirtualClock) -> None:
+    """It was not cancelled before its end: another attempt would do its work twice."""
+
+    async def blocks(_value: bytes) -> None:
+        clock.advance(60_000)
+
+    turn = await deliver_once(make_context(blocks, RetryPolicy("1s", timeout="10s")), make_record())
+    assert (turn.next_offset, turn.publishes, turn.rows) == (43, (), ())
+
+
 class TextWaitError(RetryLater):
     """A verdict whose wait is a text."""
 

@@ -245,6 +245,13 @@ def test_a_refused_plan_raises_by_name(planned, error):
     assert caught.value.exit_code == 3
 
 
+def test_a_refused_plan_names_all_missing_topics():
+    """One at each start would take as many starts."""
+    missing = [dataclasses.replace(step(Action.MISSING), topic=topic) for topic in ("orders", "payments", "orders")]
+    with pytest.raises(TopicMissingError, match=r"'orders' does not exist .*Create it\. Missing as well: 'payments'$"):
+        Plan(tuple(missing), 1, "b:9092").raise_refused()
+
+
 def test_a_topic_id_never_holds_a_slash():
     """The client library prints plain base64; a slash would split a failure id."""
     uuid = Uuid(-5, 7_777_777_777_777)
