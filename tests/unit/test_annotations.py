@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from retryapp import Batch, Delivery, Retries
 from retryapp.core.errors import InvalidSettingError
+from retryapp.engine.handler.handler import HandlerSignatureError
 from retryapp.testing import MemoryPartition
 
 T = TypeVar("T")
@@ -92,6 +93,8 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
         (taking(Annotated[bytes, "as it came"]), {}),
         (taking(Annotated[list[Paid], "of one partition"]), {"value": Paid, "batch": Batch()}),
         (taking(list[Paid] | None), {"value": Paid, "batch": Batch()}),
+        (taking(list), {"value": list, "batch": Batch()}),
+        (taking(Any), {"value": Any, "batch": Batch()}),
         (parsed(takes_model), {}),
         (functools.partial(parsed(takes_model)), {}),
         (lambda _order: None, {}),
@@ -100,6 +103,16 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
 )
 async def test_an_annotation_that_fits_or_says_nothing_is_taken(function: Any, settings: dict[str, Any]) -> None:
     Retries(faust.App("app")).handler("orders", policy="1s", **settings)(function)
+
+
+async def test_a_function_of_one_record_with_lists_or_of_the_delivery_alone_is_refused() -> None:
+    """The first would get a list for each value, the other a value for the delivery: each record would fail."""
+    for made, annotation in ((Paid, Paid), (dict, dict[str, Any]), (list[Paid], list[Paid]), (int, int)):
+        with pytest.raises(InvalidSettingError, match=r"takes a list: annotate it as list\["):
+            MemoryPartition(taking(annotation), "1s", value=made, batch=Batch())
+    for annotation, settings in ((Delivery, {"value": dict}), (list[Delivery], {"batch": Batch()})):
+        with pytest.raises(HandlerSignatureError, match="says that it takes the delivery"):
+            MemoryPartition(taking(annotation), "1s", **settings)
 
 
 async def test_a_class_around_the_function_is_not_taken_for_one_of_the_module() -> None:

@@ -400,7 +400,7 @@ async def test_jobs_are_of_a_handler_and_refuse_what_names_no_letters(retries: R
 
 async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:
     """Order and lists in words; nothing where nothing is asked for."""
-    retries.handler("a", policy=POLICY, order="key", batch=Batch(50, "20ms"), rate_limit="50/s")(charge)
+    retries.handler("a", policy=POLICY, order="key", batch=Batch(50, "20ms"), rate_limit="50/s")(print)
     told = {handler.main: handler.manner for handler in retries.handlers}
     lists = "lists of up to 50 records, gathered for 20ms"
     assert told == {"a": ("order=key", lists, "retries 50/s in the whole group"), "orders": ()}

@@ -19,7 +19,8 @@ from retryapp.core.holding import Holding
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import Tiers
-from retryapp.engine.handler.handler import Handler, Order, body_of
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
+from retryapp.engine.handler.value_reader import type_text
 
 _WORDS: Final[Mapping[str, Any]] = {"order": Order, "payload": ("copy", "reference"), "redelivery": ("direct", "main")}
 MAX_CONCURRENCY: Final = 10_000
@@ -119,13 +120,21 @@ def check_value(handler: Handler) -> None:
     if made is None or inspect.isroutine(made):
         problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
         raise InvalidSettingError("value", made, problem)
-    if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
-        return
     if hasattr(body_of(handler.function), "__wrapped__"):
         return
     try:
         first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
-        takes, of = first.annotation, get_origin(first.annotation)
+    except Exception:  # noqa: BLE001 - what cannot be evaluated says nothing
+        return
+    takes, of = first.annotation, get_origin(first.annotation)
+    if takes is Delivery or (of is list and get_args(takes) == (Delivery,)):
+        raise HandlerSignatureError(handler.name, "its first argument says that it takes the delivery")
+    if handler.batch is not None and takes not in (list, Any, object) and made in (takes, of):
+        problem = f"with batch= the function {handler.name} takes a list: annotate it as list[{type_text(made)}]"
+        raise InvalidSettingError("value", made, f"{problem}; value= is the type of one record")
+    if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
+        return
+    try:
         if handler.batch is not None:
             takes = get_args(takes)[0] if isinstance(of, type) and issubclass(of, Iterable) else first.empty
         if get_origin(takes) in (Union, UnionType):

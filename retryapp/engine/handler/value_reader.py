@@ -75,15 +75,15 @@ class ValueReader:
             problem = "it is null" if value is None else _problem(exc)  # the cause quotes the value
             if self.value_type in (str, str | None) and "Invalid JSON" in problem:
                 problem += "; a text that is no JSON is decoded in the handler, which takes bytes"
-            raise UndecodableError(_type_text(self.value_type), problem) from None
+            raise UndecodableError(type_text(self.value_type), problem) from None
 
     def _resolve(self) -> str | None:
         """Make what reads values; return what is wrong with a name that is missing, None: none is."""
         declared = self.value_type
         if declared in (bytes, bytes | None):
             return None
-        if isinstance(declared, str):
-            raise InvalidSettingError("value", declared, f"{_EXPECTED}, not its name")
+        if isinstance(declared, str | dict):
+            raise InvalidSettingError("value", declared, f"{_EXPECTED}, not its name or content")
         try:
             declared = _evaluated(declared, self._names)
             adapter = TypeAdapter(dict[str, Any] if declared is dict else declared)
@@ -116,17 +116,17 @@ def _evaluated(declared: Any, names: dict[str, Any]) -> Any:
         raise InvalidSettingError("value", declared, f"{_EXPECTED}; a text in it is no type ({error})") from error
 
 
-def _type_text(declared: Any) -> str:
+def type_text(declared: Any) -> str:
     """Return a type as its declaration writes it, without modules and annotations: ``list[Order]``, ``Card | Cash``."""
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is Annotated:
-        return _type_text(arguments[0])
+        return type_text(arguments[0])
     if origin in (Union, UnionType):
-        return " | ".join(map(_type_text, arguments))
+        return " | ".join(map(type_text, arguments))
     if not isinstance(declared, type) and not hasattr(declared, "__name__"):
         return "..." if declared is ... else repr(declared)  # a value, as in Literal["card"]
     name: str = "None" if declared is NoneType else declared.__name__
-    return f"{name}[{', '.join(map(_type_text, arguments))}]" if arguments else name
+    return f"{name}[{', '.join(map(type_text, arguments))}]" if arguments else name
 
 
 def _problem(exc: Exception) -> str:

@@ -289,10 +289,13 @@ def test_a_text_that_is_no_json_is_referred_to_bytes(declared: Any) -> None:
         handler.decode(b"a text")
 
 
-def test_a_value_type_with_a_text_that_is_no_type_is_refused_where_it_is_declared() -> None:
+def test_a_value_type_that_is_a_text_or_content_is_refused_where_it_is_declared() -> None:
     """Nothing that is defined later makes it one."""
     with pytest.raises(InvalidSettingError, match=r"setting value=.*a text in it is no type"):
         make_context(note, value_type=GenericAlias(list, ("no type",)))
+    for content in ("dict", {}):
+        with pytest.raises(InvalidSettingError, match="not its name or content"):
+            make_context(note, value_type=content)
 
 
 class Card(BaseModel):
