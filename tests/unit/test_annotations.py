@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Generic, SupportsInt, TypeVar
 
 import faust
 import pytest
@@ -113,6 +113,56 @@ async def test_a_function_of_one_record_with_lists_or_of_the_delivery_alone_is_r
     for annotation, settings in ((Delivery, {"value": dict}), (list[Delivery], {"batch": Batch()})):
         with pytest.raises(HandlerSignatureError, match="says that it takes the delivery"):
             MemoryPartition(taking(annotation), "1s", **settings)
+
+
+def second(annotation: Any, default: Any = None) -> Any:
+    """Return a function that says so of its second argument."""
+
+    async def take(_value: Any, _other: Any = default) -> None: ...
+
+    take.__annotations__["_other"] = annotation
+    return take
+
+
+@pytest.mark.parametrize(
+    ("annotation", "settings"),
+    [
+        (int, {}),
+        (dict[str, bytes] | None, {}),
+        (Paid, {}),
+        (list[Delivery], {}),
+        (Delivery, {"batch": Batch()}),
+        (Annotated[bytes, "the key"], {}),
+    ],
+)
+async def test_a_second_argument_that_is_no_delivery_is_refused(annotation: Any, settings: dict[str, Any]) -> None:
+    """A key, headers or a session that defaults to None got the delivery, without a word."""
+    with pytest.raises(HandlerSignatureError, match=r"its second argument gets the .*, and _other is annotated as"):
+        MemoryPartition(second(annotation), "1s", **settings)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "settings"),
+    [
+        (Delivery, {}),
+        (Delivery | None, {}),
+        (Annotated[Delivery, "of the record"], {}),
+        (object, {}),
+        (Any, {}),
+        (SupportsInt, {}),
+        ("Missing", {}),
+        (int | str, {}),
+        (Sequence[Delivery], {"batch": Batch()}),
+        (list[Delivery] | None, {"batch": Batch()}),
+    ],
+)
+async def test_a_second_argument_that_may_be_a_delivery_is_taken(annotation: Any, settings: dict[str, Any]) -> None:
+    assert MemoryPartition(second(annotation), "1s", **settings).handler.takes_delivery
+
+
+async def test_a_second_argument_with_a_default_of_its_own_may_be_anything() -> None:
+    """It keeps its default."""
+    assert not MemoryPartition(second(bool, default=False), "1s").handler.takes_delivery
 
 
 async def test_a_class_around_the_function_is_not_taken_for_one_of_the_module() -> None:

@@ -123,12 +123,14 @@ def check_value(handler: Handler) -> None:
     if hasattr(body_of(handler.function), "__wrapped__"):
         return
     try:
-        first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
+        first, *others = inspect.signature(handler.function, eval_str=True).parameters.values()
     except Exception:  # noqa: BLE001 - what cannot be evaluated says nothing
         return
     takes, of = first.annotation, get_origin(first.annotation)
-    if takes is Delivery or (of is list and get_args(takes) == (Delivery,)):
+    if _is_delivery(takes):
         raise HandlerSignatureError(handler.name, "its first argument says that it takes the delivery")
+    if handler.takes_delivery and others and others[0].kind is not others[0].VAR_POSITIONAL:
+        _check_second(handler, others[0])
     if handler.batch is not None and takes not in (list, Any, object) and made in (takes, of):
         problem = f"with batch= the function {handler.name} takes a list: annotate it as list[{type_text(made)}]"
         raise InvalidSettingError("value", made, f"{problem}; value= is the type of one record")
@@ -150,6 +152,32 @@ def check_value(handler: Handler) -> None:
     if differs:
         problem = f"the function {handler.name} takes {takes.__qualname__}: write value={takes.__qualname__}"
         raise InvalidSettingError("value", made, f"{problem}, or mend its annotation")
+
+
+def _check_second(handler: Handler, second: inspect.Parameter) -> None:
+    """Refuse a second argument that says it is another class than what it gets."""
+    takes = second.annotation
+    if get_origin(takes) is Annotated:
+        takes = get_args(takes)[0]
+    if get_origin(takes) in (Union, UnionType):
+        takes, *others = [member for member in get_args(takes) if member is not NoneType]
+        if others:
+            return
+    gets, kind = (Delivery, "the delivery") if handler.batch is None else (list, "the list of deliveries")
+    of = get_origin(takes) or takes
+    if not isinstance(of, type) or of in (second.empty, Any) or getattr(of, "_is_protocol", False):
+        return
+    try:
+        fits = issubclass(gets, of) or issubclass(of, gets)
+    except Exception:  # noqa: BLE001 - what cannot be compared is no class
+        return
+    if not fits:
+        problem = f"its second argument gets {kind}, and {second.name} is annotated as {type_text(takes)}: bind what "
+        raise HandlerSignatureError(handler.name, f"{problem}else it needs, as functools.partial does")
+
+
+def _is_delivery(annotation: Any) -> bool:
+    return annotation is Delivery or (get_origin(annotation) is list and get_args(annotation) == (Delivery,))
 
 
 def _circuits(given: Any) -> dict[str, CircuitBreaker]:
