@@ -40,7 +40,7 @@ from retryapp.kafka import (
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import operation_names
-from retryapp.kafka.remembered import remembered
+from retryapp.kafka.remembered import progress_records, remembered
 
 _TRANSACTIONS: Final = "rights on transactions"
 MOST_BROKERS: Final = 12
@@ -130,7 +130,7 @@ class _Cluster:
         yield from judge_rights(acls, topics=self.states, group=self.group_rights, cluster=facts.operations)
         yield from self._step("offsets", self._offsets)
         yield from self._step("pauses", self._paused)
-        yield from self._step("former handlers", self._leftovers)
+        yield from self._step("former handlers", lambda: _leftovers(self.admin, self.topologies))
         yield from self._step("clock", self._clock)
 
     def _step(self, name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -231,13 +231,6 @@ class _Cluster:
                     }
                     yield judge_level(topology.main, forced, circuit=name, now_ms=self.wall_ms())
 
-    def _leftovers(self) -> Iterator[Finding]:
-        names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}
-        for former in find_handlers(self.admin, self.subject.group):
-            if former.main not in mains and former.pending_changelog in names:
-                rows = fold_changelog(self.subject.connection, former.pending_changelog, lambda _key, _value: None)
-                yield judge_old_handler(former.main, len(rows))
-
     def _clock(self) -> Iterator[Finding]:
         subject = self.subject
         topic = next((t.events for t in self.topologies if t.events in self.states), None)
@@ -296,9 +289,21 @@ def quick_findings(
         found += judge_brokers(facts, every, **times)
         found += judge_replicas(states)
         found += judge_rights(needed_acls(topologies), topics=states, group=None, cluster=None)
+        found += _leftovers(admin, topologies)
     except (RetryAppError, OSError):
         pass  # the start has its own checks and its own patience
     return _runnable([finding for finding in found if finding.counts], connection)
+
+
+def _leftovers(admin: KafkaAdmin, topologies: Sequence[HandlerTopology]) -> Iterator[Finding]:
+    """Report the handlers whose topics exist and that the application does not have."""
+    for former in find_handlers(admin, topologies[0].group, but=[topology.main for topology in topologies]):
+        changelog = former.pending_changelog
+        if (state := admin.describe_topics([changelog]).get(changelog)) is not None:
+            noted = progress_records(admin.connection, former).items()
+            floors = {number: record.floor for number, record in noted if record.changelog == state.topic_id}
+            rows = fold_changelog(admin.connection, changelog, lambda _key, _value: None, start=floors)
+            yield judge_old_handler(former.main, len(rows))
 
 
 def _existing(

@@ -164,7 +164,7 @@ def judge_old_handler(main: str, waiting: int) -> Finding:
         return note(name, f"{seen}, but its topics exist; nothing waits in them", remedy="Delete its topics")
     return warning(
         name,
-        f"{seen}, and {counted(waiting, 'record')} wait in its table",
+        f"{seen}, and its table has {counted(waiting, 'waiting record')}",
         why="they come back only when the handler does",
         remedy="Run that handler until nothing waits, or delete its topics to give the records up",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -50,19 +50,21 @@ def _likeness(group: str, changelog: str) -> float:
     return SequenceMatcher(None, group, begin).ratio()
 
 
-def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
+def find_handlers(admin: KafkaAdmin, group: str, *, but: Collection[str] = ()) -> tuple[HandlerTopology, ...]:
     """Return the handlers of a group whose topics exist, by main topic; their tiers and delays are not known.
 
     A name does not say where the group ends and the main topic begins; the owner mark in the changelog does. Topics
-    without a mark are taken for this group's.
+    without a mark are taken for this group's. Those of the main topics `but` are not looked at.
     """
     prefix = f"{group}."
     names = [name for name in admin.topic_names() if name.startswith(prefix)]
     changelogs = {main: name for name in names if (main := _main(name, prefix, _CHANGELOG))}
     mains = {main for name in names if (main := _main(name, prefix, ".dlq"))} | set(changelogs)
-    owners = {main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items()}
+    owners = {
+        main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items() if main not in but
+    }
     foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}
-    found = (HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))
+    found = (HandlerTopology(group=group, main=main) for main in sorted(mains - foreign - {*but}))
     return tuple(with_dead_letters(topology, names) for topology in found)
 
 

@@ -146,12 +146,11 @@ def fold_changelog(
     connection: KafkaConnection,
     topic: str,
     convert: Callable[[bytes, bytes], T],
-    *,
-    partitions: Iterable[int] | None = None,
+    **bounds: Unpack[Bounds],
 ) -> dict[bytes, T]:
     """Return the rows of a table by identity, each put converted from key and value, from its changelog."""
     rows: dict[bytes, T] = {}
-    for record in read_topic(connection, topic, partitions=partitions):
+    for record in read_topic(connection, topic, **bounds):
         if record.key is None or not is_identity(record.key):  # owner mark, progress
             continue
         if record.value is None:

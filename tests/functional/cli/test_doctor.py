@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import uuid
 from pathlib import Path
@@ -233,6 +235,20 @@ def test_what_former_handlers_left_behind(bootstrap, tmp_path):
     former = {f"handler of {returns.main}": Severity.WARNING, f"handler of {cards.main}": Severity.NOTE}
     assert leftovers(orders) == former
     assert leftovers(orders, returns, cards) == {}
+    assert left_waiting(bootstrap, orders, tmp_path) == [f"handler of {returns.main}", "2 waiting records"]
+    state = KafkaAdmin(operator.connection).describe_topics([returns.pending_changelog])[returns.pending_changelog]
+    for changelog, waiting in (("another", "2 waiting records"), (state.topic_id, "1 waiting record")):
+        progress = {"next": {}, "floor": 2, "changelog": changelog}
+        operator.publish(returns.pending_changelog, json.dumps(progress).encode(), key=marks.PROGRESS, partition=0)
+        assert left_waiting(bootstrap, orders, tmp_path) == [f"handler of {returns.main}", waiting]
+
+
+def left_waiting(bootstrap: str, topology: HandlerTopology, folder: Path) -> list[str]:
+    """Return what a start says of the handlers that the app has no more: name, and what waits."""
+    found = quick_findings(
+        KafkaConnection(bootstrap), [topology], PlanOptions(), session_timeout_ms=15_000, datadir=folder
+    )
+    return [text for each in found for text in (each.name, *re.findall(r"\d+ waiting records?", each.text))]
 
 
 def test_unread_records_near_their_deletion(bootstrap, topology, tmp_path):

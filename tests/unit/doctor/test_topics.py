@@ -148,5 +148,5 @@ def test_leftovers_count_only_where_records_wait(waiting: int, severity: Severit
     """It names the number."""
     found = judge_old_handler("orders", waiting)
     assert found.severity is severity
-    assert ("7 records" in found.seen) == bool(waiting)
+    assert ("7 waiting records" in found.seen) == bool(waiting)
     assert found.remedy
