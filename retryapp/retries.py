@@ -46,7 +46,7 @@ from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
-from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
+from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, refuse_at_discovery, runtime_of
 from retryapp.settings import load_settings
 from retryapp.web.access import LoginHook, parse_operators
 
@@ -143,6 +143,7 @@ class Retries:
         self._mask = parse_mask(settings.mask)
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
+        refuse_at_discovery(app)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by load_application
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)

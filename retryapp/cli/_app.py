@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,10 +55,12 @@ def load_application(spec: str) -> Retries:
         raise AppNotFoundError(spec, "that is a path, and a module is needed", _in_place_of_path(spec))
     if not module or module.startswith("."):  # Python would take it for a relative import
         raise AppNotFoundError(spec, "no module is named")
-    app: Any = _import(spec, module)
+    app: Any = (imported := _import(spec, module))
     for name in (attribute or DEFAULT_ATTRIBUTE).split("."):
         if not hasattr(app, name):
-            raise AppNotFoundError(spec, f"{module} has no {attribute or DEFAULT_ATTRIBUTE!r}")
+            apps = [at for at, each in vars(imported).items() if "_retryapp_retries" in getattr(each, "__dict__", ())]
+            remedy = f"Give {' or '.join(f'{module}:{at}' for at in apps)}" if apps else ""
+            raise AppNotFoundError(spec, f"{module} has no {attribute or DEFAULT_ATTRIBUTE!r}", remedy)
         app = getattr(app, name)
     faust, retries = import_module("faust"), import_module("retryapp.retries")  # loads Faust, as the user's module has
     found = getattr(app, "_retryapp_retries", None)
@@ -67,6 +71,9 @@ def load_application(spec: str) -> Retries:
             f"with @retries.handler(topic, policy=...)"
         )
     application: Retries = found
+    if application.app.conf.autodiscover:
+        prepare = import_module("faust.cli.base").prepare_app  # as a worker does: it may find handlers
+        _calling(spec, "autodiscover", partial(prepare, application.app, spec))
     return application
 
 
@@ -105,8 +112,13 @@ def _import(spec: str, name: str) -> Any:
     here = str(_here(spec))
     if here not in sys.path:
         sys.path.insert(0, here)  # as `faust -A` and `python -m` do
+    return _calling(spec, name, partial(import_module, name))
+
+
+def _calling(spec: str, name: str, code: Callable[[], Any]) -> Any:
+    """Run the user's code, and name what it raises."""
     try:
-        return import_module(name)
+        return code()
     except RetryAppError as error:  # a policy or a handler of the module is wrong, and says so itself
         error.add_note(_worker().user_line(error))
         raise

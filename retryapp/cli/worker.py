@@ -144,10 +144,7 @@ def _check(spec: str) -> None:
     Raises:
         ConfigurationError: no such app, no `Retries`, or no handlers.
     """
-    application = load_application(spec)
-    if not application.topologies:
-        import_module("faust.cli.base").find_app(spec)  # its `autodiscover` may find handlers
-    if not application.topologies:
+    if not load_application(spec).topologies:
         raise NoHandlersError(spec)
 
 

@@ -228,6 +228,18 @@ def end_faust_on_named_errors() -> None:
         sys.excepthook = _end_named
 
 
+def refuse_at_discovery(app: faust.App) -> None:
+    """Have Faust's `autodiscover` raise what a declaration raises: it logs errors, and goes on without that handler."""
+    log = app._on_autodiscovery_error  # noqa: SLF001 - Faust has no public hook
+
+    def refuse(name: str) -> None:
+        if isinstance(error := sys.exc_info()[1], RetryAppError):
+            raise error
+        log(name)
+
+    app._on_autodiscovery_error = refuse  # type: ignore[method-assign]  # noqa: SLF001
+
+
 def user_line(error: BaseException) -> str:
     """Return file and line of the user's code that an exception came through last; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:

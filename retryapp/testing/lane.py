@@ -17,6 +17,7 @@ from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
@@ -376,9 +377,16 @@ def check_sendable(values: Iterable[object], key: object, headers: Iterable[tupl
     parts = [*((f"value {at}", value) for at, value in enumerate(listed, 1)), ("key", key)]
     for part, given in [*parts, *((f"header {name}", value) for name, value in pairs)]:
         if given is not None and not isinstance(given, bytes):
-            remedy = ": write json.dumps(...).encode()" if isinstance(given, dict | list) else ""
-            raise TypeError(f"{part}: expected bytes or None, as on a topic, got {given!r}{remedy}")
+            raise TypeError(f"{part}: expected bytes or None, as on a topic, got {given!r}{_as_bytes(given)}")
     return pairs
+
+
+def _as_bytes(given: object) -> str:
+    if isinstance(given, dict | list):
+        return ": write json.dumps(...).encode()"
+    if isinstance(given, BaseModel):
+        return ": write .model_dump_json().encode()"
+    return ": write .encode()" if isinstance(given, str) else ""
 
 
 def _answer(answer: asyncio.Future[Any], effect: Callable[[], Any]) -> None:

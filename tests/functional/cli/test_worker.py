@@ -49,6 +49,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "wk_number.py").write_text("app = 3\n")
     (tmp_path / "wk_empty.py").write_text(PROGRAM.format(name="empty"))
     (tmp_path / "wk_good.py").write_text(PROGRAM.format(name="good") + HANDLER)
+    for name, policy in (("wk_finds", "5m"), ("wk_refuses", "5parsecs")):
+        (tmp_path / name).mkdir()
+        program = PROGRAM.format(name=name).replace('localhost:1"', f'localhost:1", autodiscover=["{name}"]')
+        (tmp_path / name / "__init__.py").write_text(program)
+        (tmp_path / name / "orders.py").write_text(
+            f"from {name} import RetryPolicy, retries\n{HANDLER}".replace("5m", policy)
+        )
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith("wk_")]:
         del sys.modules[name]
@@ -88,7 +95,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_policy"], "5parsecs"),
         (["wk_policy"], "wk_policy.py, line 2)"),
         (["wk_number"], "3 is no Faust app"),
-        (["wk_good:other"], "has no 'other'"),
+        (["wk_refuses"], "5parsecs"),
+        (["wk_refuses"], "orders.py, line 3)"),
+        (["wk_good:other"], "wk_good has no 'other'. Give wk_good:app\n"),
         (["wk_plain"], "app 'plain' has no Retries"),
         (["-A", "wk_empty"], "wk_empty has no handlers"),
     ],
@@ -136,6 +145,12 @@ def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
     """An app without any is refused before a broker is asked."""
     done = retryapp("plan", "-A", "wk_empty")
     assert (done.code, "wk_empty has no handlers" in done.err) == (ExitCode.USAGE, True)
+
+
+def test_handlers_that_autodiscover_finds_are_those_of_commands(retryapp: Callable[..., Any]) -> None:
+    """A worker has them; a plan said that there were none, or left them out."""
+    done = retryapp("plan", "-A", "wk_finds", "--acls", "--principal", "User:app")
+    assert (done.code, "--topic orders" in done.out) == (ExitCode.FINE, True), done
 
 
 @pytest.mark.parametrize("app", ["wk_good", "wk_good:app"])

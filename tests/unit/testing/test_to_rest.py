@@ -8,11 +8,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from retryapp import CircuitBreaker, RetryPolicy, pausing, retryable
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.testing import MemoryPartition, Script, Step
+
+
+class Order(BaseModel):
+    """A value as handlers get it."""
+
+    id: int
+
 
 pytestmark = pytest.mark.timeout(20)
 OUTAGE = CircuitBreaker(minimum_calls=3)
@@ -164,7 +172,8 @@ async def test_a_record_that_fails_often_comes_to_its_end(monkeypatch: pytest.Mo
             r"value 1: .* bytes or None, .* got {'id': 1}: write json\.dumps\(\.\.\.\)\.enc",
         ),
         ({"values": [], "key": b"k"}, "values: expected at least one .*; a null value is None"),
-        ({"values": [b"1", "2"]}, "value 2: expected bytes"),
+        ({"values": [b"1", "2"]}, r"value 2: expected bytes .*: write \.encode\(\)"),
+        ({"values": [Order(id=1)]}, r"value 1: expected bytes .*: write \.model_dump_json\(\)\.encode\(\)"),
         ({"key": "customer"}, "key: expected bytes"),
         ({"headers": {"event-id": b"7"}}, r"headers: expected pairs .* got a mapping"),
         ({"headers": [("event-id", "7")]}, "header event-id: expected bytes"),
