@@ -12,7 +12,7 @@ from types import GenericAlias
 from typing import Annotated, Any, Literal
 
 import pytest
-from doubles import deliver_once, make_context, make_record, the
+from doubles import deliver_once, down, make_context, make_record, the
 from pydantic import BaseModel, Field, create_model
 
 from retryapp import Reject, RetryLater
@@ -261,6 +261,22 @@ def test_a_value_type_may_name_what_is_defined_after_the_declaration() -> None:
         handler.values.check()
         assert handler.decode(b'[{"number": 1}]' if value == [Later(number=1)] else b'{"held": {"number": 1}}') == value
     assert make_context(note, value_type=list["Order"]).handler.decode(b'[{"number": 2}]') == [Order(number=2)]
+
+
+async def test_what_waits_comes_to_the_function_and_type_that_are_there_when_it_is_due() -> None:
+    """The next deploy may have other ones, other tiers too; what does not fit the new type is a dead letter."""
+    taken: list[Any] = []
+
+    async def take(value: Any) -> None:
+        taken.append(value)
+
+    async with MemoryPartition(down, "20s 1m", value=dict, tiers="per-delay") as orders:
+        await orders.send(b'{"number": 1}', b'{"id": 2}')
+        assert orders.waiting == {"20s": 2}
+    async with MemoryPartition(take, "5s", value=Order, transport=orders.transport) as orders:
+        await orders.to_rest()
+        assert taken == [Order(number=1)]
+        assert [letter.reason for letter in orders.dead_letters] == ["undecodable"]
 
 
 NOWHERE: Any = GenericAlias(list, ("Nowhere",))
