@@ -12,7 +12,7 @@ from types import GenericAlias
 from typing import Annotated, Any, Literal
 
 import pytest
-from doubles import deliver_once, down, make_context, make_record, the
+from doubles import deliver_once, failing, make_context, make_record, the
 from pydantic import BaseModel, Field, create_model
 
 from retryapp import Reject, RetryLater
@@ -270,7 +270,7 @@ async def test_what_waits_comes_to_the_function_and_type_that_are_there_when_it_
     async def take(value: Any) -> None:
         taken.append(value)
 
-    async with MemoryPartition(down, "20s 1m", value=dict, tiers="per-delay") as orders:
+    async with MemoryPartition(failing(ConnectionError()), "20s 1m", value=dict, tiers="per-delay") as orders:
         await orders.send(b'{"number": 1}', b'{"id": 2}')
         assert orders.waiting == {"20s": 2}
     async with MemoryPartition(take, "5s", value=Order, transport=orders.transport) as orders:
