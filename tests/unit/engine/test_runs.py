@@ -59,13 +59,20 @@ async def test_an_error_that_cannot_be_looked_at_is_a_failure_of_the_record(erro
 
 
 async def test_a_coroutine_that_blocks_past_its_time_out_and_returns_is_done(clock: VirtualClock) -> None:
-    """It was not cancelled before its end: another attempt would do its work twice."""
+    """It was not cancelled before its end: another attempt would do its work twice. One that awaits then has failed."""
 
     async def blocks(_value: bytes) -> None:
         clock.advance(60_000)
 
-    turn = await deliver_once(make_context(blocks, RetryPolicy("1s", timeout="10s")), make_record())
+    async def goes_on(_value: bytes) -> None:
+        clock.advance(60_000)
+        await asyncio.sleep(1)
+
+    policy = RetryPolicy("1s", timeout="10s")
+    turn = await deliver_once(make_context(blocks, policy), make_record())
     assert (turn.next_offset, turn.publishes, turn.rows) == (43, (), ())
+    _, metadata = the(await deliver_once(make_context(goes_on, policy), make_record()))
+    assert metadata.error_type == "retryapp.HandlerTimeoutError"
 
 
 class TextWaitError(RetryLater):
