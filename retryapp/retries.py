@@ -364,6 +364,7 @@ class Retries:
         """
         check_word("verb", verb, Verb)
         check_kind("failure_id", failure_id, str, "the text of a failure id, or of a token")
+        check_kind("edit", edit, Edit | None, 'what Edit.of(...) returns, as Edit.of("keep", value=b"...")')
         if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
@@ -375,6 +376,7 @@ class Retries:
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), force=force, edit=edit, **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
             problem = problem_text(error) if isinstance(error, ValidationError) else str(error)
+            problem = problem.replace("due_at_ms", "at").replace("hold_ms", "hold_for")  # as they are called here
             raise InvalidSettingError("command", f"{verb} {failure_id}", problem) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
         if not found:

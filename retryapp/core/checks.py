@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from types import UnionType
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,7 +27,7 @@ def check_count(name: str, given: object, most: int | None = None) -> None:
         raise InvalidSettingError(name, given, f"expected at most {most}")
 
 
-def check_kind(name: str, given: object, kind: type, expected: str) -> None:
+def check_kind(name: str, given: object, kind: type | UnionType, expected: str) -> None:
     """Check that an argument is of a type; raise `InvalidSettingError`."""
     if not isinstance(given, kind):
         raise InvalidSettingError(name, given, f"expected {expected}")

@@ -201,11 +201,15 @@ async def test_a_method_that_is_decorated_in_its_class_is_refused(retries: Retri
 @pytest.mark.parametrize("at", [None, "2030-01-31T12:00"])
 async def test_a_command_that_lacks_something_says_what(retries: Retries, at: Any) -> None:
     """In our words, before any broker is asked."""
-    with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
+    with pytest.raises(InvalidSettingError, match=r": at belongs to reschedule|a time with a time zone") as raised:
         await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
     assert "pydantic" not in str(raised.value)
     with pytest.raises(InvalidSettingError, match="setting failure_id=None: expected the text of a failure id"):
         await retries.command("cancel", None)  # type: ignore[arg-type]  # as of a header that is not there
+    with pytest.raises(InvalidSettingError, match="hold_for belongs to hold alone"):
+        await retries.command("cancel", "app/orders@kq8G0bTz/3/1042", hold_for="1h")
+    with pytest.raises(InvalidSettingError, match=r"setting edit=.*: expected what Edit\.of\(\.\.\.\) returns"):
+        await retries.command("replay", "app/orders@kq8G0bTz/3/1042", edit={"value": b"v"})  # type: ignore[arg-type]
     with pytest.raises(InvalidSettingError, match=r"'retry_now': expected one of retry-now, reschedule"):
         await retries.command("retry_now", "app/orders@kq8G0bTz/3/1042")
 
