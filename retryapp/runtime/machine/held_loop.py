@@ -9,11 +9,10 @@ import asyncio
 import logging
 import sys
 import threading
-from contextlib import suppress
 from typing import Final
 
 from retryapp.core.durations import duration_text
-from retryapp.core.traces import running_place
+from retryapp.core.traces import place_in, running_frame
 
 logger = logging.getLogger("retryapp.events")
 
@@ -31,7 +30,7 @@ class HeldLoop:
         self._ended, self._answered = threading.Event(), threading.Event()
         self._answered.set()
         self._vain = 0
-        self._named: set[str] = set()
+        self._named: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         """Look from a thread of its own, until `end`."""
@@ -50,17 +49,21 @@ class HeldLoop:
         if self._answered.is_set():
             self._answered.clear()
             self._vain = 0
-            with suppress(RuntimeError):  # the loop is closed
+            try:
                 self._loop.call_soon_threadsafe(self._answered.set)
+            except RuntimeError:  # it is closed
+                self.end()
             return
         self._vain += 1
         if self._vain != ROUNDS:
             return
-        place = running_place(sys._current_frames().get(self._thread_id))  # noqa: SLF001 - Python's only way
-        function = "" if place is None else place.rpartition(" in ")[2]
-        if not function or function in self._named or len(self._named) == _MOST_NAMED:
+        frame = running_frame(sys._current_frames().get(self._thread_id))  # noqa: SLF001 - Python's only way
+        if frame is None:
+            return
+        function = frame.f_code.co_filename, frame.f_code.co_qualname
+        if function in self._named or len(self._named) == _MOST_NAMED:
             return
         self._named.add(function)
         text = f"it has held the event loop for {duration_text(round(ROUNDS * self._round_s * 1000))}: all of this "
         text += "worker waits. Write the handler with `def`, so that it runs in a thread, or await calls that wait"
-        logger.warning("retryapp.loop_held", extra={"place": place, "error_message": text})
+        logger.warning("retryapp.loop_held", extra={"place": place_in(frame, frame.f_lineno), "error_message": text})

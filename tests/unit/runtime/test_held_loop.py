@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,13 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
 def hold(watch: HeldLoop) -> None:
     for _ in range(3 * ROUNDS):
         watch.look()
+
+
+def handle_of(path: str, module: str, call: Callable[[], object]) -> Callable[[], None]:
+    """Return the function `handle` of a file, which calls for longer than a loop may be held."""
+    source, names = f"def handle():\n    for _ in range({3 * ROUNDS}): call()", {"__name__": module, "call": call}
+    exec(compile(source, path, "exec"), names)  # noqa: S102 - ours
+    return cast("Callable[[], None]", names["handle"])
 
 
 async def turns() -> None:
@@ -38,6 +46,39 @@ async def test_a_function_that_holds_the_loop_is_named_once(caplog: pytest.LogCa
     line = hold.__code__.co_firstlineno + 2
     assert lines(caplog)[0].place == f"test_held_loop.py:{line} in hold"
     assert "it has held the event loop for 2s" in lines(caplog)[0].error_message
+
+
+async def test_functions_of_one_name_are_named_each(caplog: pytest.LogCaptureFixture) -> None:
+    """Handlers in several files often have the same."""
+    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    for module in ("orders", "payments", "orders"):
+        handle_of(f"/srv/{module}/handlers.py", module, watch.look)()
+        await turns()
+    assert len(lines(caplog)) == 2
+
+
+async def test_an_app_that_is_installed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """It looks like a library, but retryapp has called it; what the loop has called may be any library."""
+    loop = asyncio.get_running_loop()
+    watch = HeldLoop(loop, threading.get_ident())
+    handle = handle_of("/venv/lib/site-packages/shop/handlers.py", "shop.handlers", watch.look)
+    loop.call_soon(handle)
+    await turns()
+    assert lines(caplog) == []
+    loop.call_soon(handle_of("/venv/lib/site-packages/retryapp/engine.py", "retryapp.engine", handle))
+    await turns()
+    assert lines(caplog)[0].place == "handlers.py:2 in handle"
+
+
+def test_a_loop_that_is_closed_is_watched_no_longer() -> None:
+    """Its thread ends."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    HeldLoop(loop, threading.get_ident(), round_s=0.001).start()
+    threads = [thread for thread in threading.enumerate() if thread.name == "held-loop"]
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 async def test_a_loop_that_answers_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
