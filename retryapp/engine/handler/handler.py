@@ -8,11 +8,13 @@ import inspect
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
+from types import CoroutineType, MethodType
 from typing import Any, Final
 
 from retryapp.core.batch import Batch
@@ -61,17 +63,17 @@ class HandlerSignatureError(ConfigurationError):
 
 
 class HandlerResultError(RetryAppError):
-    """A handler returned an error, a generator, a future or a nested awaitable: its record is not done."""
+    """A handler returned an error, or what has not run: its record is not done."""
 
     def __init__(self, handler: str, result: object) -> None:
         self.handler = handler
-        error = _error_in(result)
-        told = result if error is None else error
+        wrong = _wrong_in(result)
+        told = result if wrong is None else wrong
         self.result_type = (told if isinstance(told, type) else type(told)).__qualname__
         problem = "whose work may not be done: await it, or iterate over it, in the handler"
-        if error is not None:
+        if wrong is not None and not inspect.iscoroutine(wrong):
             problem = f"and an error counts only if it is raised: write `raise {self.result_type}(...)`"
-            if error is not result:
+            if wrong is not result:
                 problem += ", or of a list of records `deliveries[i].fail(error)`"
         super().__init__(f"handler {handler} returned {self.result_type}, {problem}")
 
@@ -368,21 +370,25 @@ def _name(function: HandlerFunction) -> str:
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
-def _parameters(function: HandlerFunction) -> Mapping[str, inspect.Parameter]:
-    """Return what a call takes: a decorator's own arguments, and where it passes on any, those of what it wraps."""
-    try:
-        own = inspect.signature(function, follow_wrapped=False).parameters
-    except ValueError:  # one in C that wraps, as of `functools.lru_cache`
-        return inspect.signature(function).parameters
-    if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
-        return own
-    wrapped = getattr(function, "__wrapped__", None) if inspect.isfunction(function) else None
-    return inspect.signature(function).parameters if wrapped is None else _parameters(wrapped)
+def _called(function: Any) -> Any:
+    """Return what takes a call's arguments: of a decorator that passes on any, what it wraps."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_called(function.func), *function.args, **function.keywords)
+    if inspect.ismethod(function):
+        return MethodType(_called(function.__func__), function.__self__)
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None:
+        return function if inspect.isroutine(function) else _called(function.__call__)
+    with suppress(ValueError):  # it is in C, as `functools.lru_cache`
+        own = inspect.signature(function, follow_wrapped=False).parameters.values()
+        if all(each.kind is not each.VAR_POSITIONAL for each in own):
+            return function
+    return _called(wrapped)
 
 
 def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     try:
-        parameters = _parameters(function)
+        parameters = inspect.signature(_called(function), follow_wrapped=False).parameters
     except (TypeError, ValueError) as exc:
         raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -400,10 +406,15 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-def _error_in(result: object) -> object:
-    """Return the error that a result is, or has as `asyncio.gather(..., return_exceptions=True)` has; else None."""
-    for each in result if isinstance(result, list | tuple) else (result,):
-        if isinstance(each, BaseException) or (isinstance(each, type) and issubclass(each, BaseException)):
+def _parts(result: object) -> Iterable[object]:
+    return result if isinstance(result, list | tuple) else (result,)
+
+
+def _wrong_in(result: object) -> object:
+    """Return a coroutine or an error in a result, as `asyncio.gather(..., return_exceptions=True)` has; or None."""
+    for each in _parts(result):
+        is_class = isinstance(each, type) and issubclass(each, BaseException)
+        if is_class or isinstance(each, BaseException | CoroutineType):
             return each
     return None
 
@@ -428,7 +439,7 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
     if inspect.isawaitable(result):
         result = await result
     unrun = inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator | Future)
-    if unrun or _error_in(result) is not None:
+    if unrun or _wrong_in(result) is not None:
         _discard(result)
         raise HandlerResultError(handler.name, result)
 
@@ -456,8 +467,9 @@ def _discard_result(run: asyncio.Future[Ended]) -> None:
 
 
 def _discard(result: object) -> None:
-    if inspect.iscoroutine(result):  # Python warns of coroutines that were never awaited
-        result.close()
+    for each in _parts(result):
+        if inspect.iscoroutine(each):  # Python warns of those that were never awaited
+            each.close()
 
 
 def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery], deadline_s: float) -> None:
