@@ -121,7 +121,7 @@ def check_value(handler: Handler) -> None:
         raise InvalidSettingError("value", made, problem)
     if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
         return
-    if hasattr(body_of(handler.function), "__wrapped__"):
+    if any(hasattr(each, "__wrapped__") for each in (handler.function, body_of(handler.function))):
         return
     try:
         first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
