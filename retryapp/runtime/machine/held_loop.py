@@ -23,10 +23,10 @@ _MOST_NAMED: Final = 100
 
 
 class HeldLoop:
-    """Watches the event loop of a thread."""
+    """Watches the event loop that runs."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread_id: int, round_s: float = _ROUND_S) -> None:
-        self._loop, self._thread_id, self._round_s = loop, thread_id, round_s
+    def __init__(self, round_s: float = _ROUND_S) -> None:
+        self._loop, self._thread_id, self._round_s = asyncio.get_running_loop(), threading.get_ident(), round_s
         self._ended, self._answered = threading.Event(), threading.Event()
         self._answered.set()
         self._vain = 0

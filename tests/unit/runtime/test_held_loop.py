@@ -38,7 +38,7 @@ async def turns() -> None:
 
 async def test_a_function_that_holds_the_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """The loop cannot answer while it runs; the second time adds nothing."""
-    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    watch = HeldLoop()
     for _ in range(2):
         hold(watch)
         await turns()
@@ -50,7 +50,7 @@ async def test_a_function_that_holds_the_loop_is_named_once(caplog: pytest.LogCa
 
 async def test_functions_of_one_name_are_named_each(caplog: pytest.LogCaptureFixture) -> None:
     """Handlers in several files often have the same."""
-    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    watch = HeldLoop()
     for module in ("orders", "payments", "orders"):
         handle_of(f"/srv/{module}/handlers.py", module, watch.look)()
         await turns()
@@ -60,7 +60,7 @@ async def test_functions_of_one_name_are_named_each(caplog: pytest.LogCaptureFix
 async def test_an_app_that_is_installed_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """It looks like a library, but retryapp has called it; what the loop has called may be any library."""
     loop = asyncio.get_running_loop()
-    watch = HeldLoop(loop, threading.get_ident())
+    watch = HeldLoop()
     handle = handle_of("/venv/lib/site-packages/shop/handlers.py", "shop.handlers", watch.look)
     loop.call_soon(handle)
     await turns()
@@ -72,9 +72,11 @@ async def test_an_app_that_is_installed_is_named(caplog: pytest.LogCaptureFixtur
 
 def test_a_loop_that_is_closed_is_watched_no_longer() -> None:
     """Its thread ends."""
-    loop = asyncio.new_event_loop()
-    loop.close()
-    HeldLoop(loop, threading.get_ident(), round_s=0.001).start()
+
+    async def watch() -> HeldLoop:
+        return HeldLoop(round_s=0.001)
+
+    asyncio.run(watch()).start()
     threads = [thread for thread in threading.enumerate() if thread.name == "held-loop"]
     for thread in threads:
         thread.join(30)
@@ -83,7 +85,7 @@ def test_a_loop_that_is_closed_is_watched_no_longer() -> None:
 
 async def test_a_loop_that_answers_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is asked, and after it was held too briefly."""
-    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+    watch = HeldLoop()
     for _ in range(3 * ROUNDS):
         for _ in range(ROUNDS):
             watch.look()
@@ -103,7 +105,7 @@ async def test_its_thread_names_what_blocks() -> None:
 
     logger, note = logging.getLogger("retryapp.events"), Note()
     logger.addHandler(note)
-    watch = HeldLoop(asyncio.get_running_loop(), threading.get_ident(), round_s=0.001)
+    watch = HeldLoop(round_s=0.001)
     watch.start()
     try:
         assert places.get(timeout=30).endswith("in test_its_thread_names_what_blocks")
