@@ -8,20 +8,19 @@ import inspect
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from types import CoroutineType, MethodType
+from types import MethodType
 from typing import Any, Final
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker, check_names
 from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.letters import Letter
 from retryapp.core.masking import Mask
@@ -34,6 +33,7 @@ from retryapp.core.values import keyword_value_type
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.handler.places import Places
 from retryapp.engine.handler.publish import Destinations, Publishing
+from retryapp.engine.handler.results import check_result, discard, parts
 from retryapp.engine.handler.threads import Ended, Threads
 from retryapp.engine.handler.value_reader import ValueReader
 
@@ -60,22 +60,6 @@ class HandlerSignatureError(ConfigurationError):
             f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)`, or with a "
             f"second argument for the delivery"
         )
-
-
-class HandlerResultError(RetryAppError):
-    """A handler returned an error, or what has not run: its record is not done."""
-
-    def __init__(self, handler: str, result: object) -> None:
-        self.handler = handler
-        wrong = _wrong_in(result)
-        told = result if wrong is None else wrong
-        self.result_type = (told if isinstance(told, type) else type(told)).__qualname__
-        problem = "whose work may not be done: await it, or iterate over it, in the handler"
-        if wrong is not None and not inspect.iscoroutine(wrong):
-            problem = f"and an error counts only if it is raised: write `raise {self.result_type}(...)`"
-            if wrong is not result:
-                problem += ", or of a list of records `deliveries[i].fail(error)`"
-        super().__init__(f"handler {handler} returned {self.result_type}, {problem}")
 
 
 @keyword_value_type
@@ -406,19 +390,6 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-def _parts(result: object) -> Iterable[object]:
-    return result if isinstance(result, list | tuple) else (result,)
-
-
-def _wrong_in(result: object) -> object:
-    """Return a coroutine or an error in a result, as `asyncio.gather(..., return_exceptions=True)` has; or None."""
-    for each in _parts(result):
-        is_class = isinstance(each, type) and issubclass(each, BaseException)
-        if is_class or isinstance(each, BaseException | CoroutineType):
-            return each
-    return None
-
-
 async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None, deadline_s: float) -> None:
     """Run the function once: coroutine functions here, plain ones in a thread; with a list, where that is its value.
 
@@ -438,10 +409,7 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
         return
     if inspect.isawaitable(result):
         result = await result
-    unrun = inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator | Future)
-    if unrun or _wrong_in(result) is not None:
-        _discard(result)
-        raise HandlerResultError(handler.name, result)
+    check_result(handler.name, result, parts(given))
 
 
 async def _in_thread(
@@ -463,13 +431,7 @@ async def _in_thread(
 
 def _discard_result(run: asyncio.Future[Ended]) -> None:
     if not run.cancelled():
-        _discard(run.result().result)
-
-
-def _discard(result: object) -> None:
-    for each in _parts(result):
-        if inspect.iscoroutine(each):  # Python warns of those that were never awaited
-            each.close()
+        discard(run.result().result)
 
 
 def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery], deadline_s: float) -> None:
