@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, cast
@@ -46,6 +47,18 @@ async def test_a_function_that_holds_the_loop_is_named_once(caplog: pytest.LogCa
     line = hold.__code__.co_firstlineno + 2
     assert lines(caplog)[0].place == f"test_held_loop.py:{line} in hold"
     assert "it has held the event loop for 2s" in lines(caplog)[0].error_message
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="a thread has no clock here")
+async def test_a_call_that_keeps_pythons_lock_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The watching thread misses its rounds, too; it looks when the call ends, and the loop has answered before."""
+    watch = HeldLoop(round_s=0.001)
+    watch.look()
+    await turns()
+    sum(range(5_000_000))
+    watch.look()
+    assert lines(caplog)[0].place.endswith("in test_a_call_that_keeps_pythons_lock_is_named")
+    assert "It keeps Python's lock" in lines(caplog)[0].error_message
 
 
 async def test_functions_of_one_name_are_named_each(caplog: pytest.LogCaptureFixture) -> None:
