@@ -112,7 +112,7 @@ _results: TextIO | None = None
 def results_alone() -> Iterator[None]:
     """Keep stdout for results: what else is printed in the body, or by a process that it starts, goes to stderr."""
     global _results
-    if _results is not None or None in (sys.stdout, sys.stderr):  # `--raw` with `--json`; one was closed at the start
+    if _results is not None:  # `--raw` with `--json`
         yield
         return
     with ExitStack() as stack:

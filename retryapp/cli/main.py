@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
+from pathlib import Path
 
 import click
 
@@ -65,6 +67,10 @@ def cli(*, show_traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: the next connection would have its descriptor, as child processes do
+            taking_all = Path(os.devnull).open(mode, errors="backslashreplace")  # noqa: SIM115 - to the end
+            setattr(sys, name, taking_all)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables and keys have characters that a locale may lack
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +62,7 @@ def command(context: click.Context) -> None:
       retryapp pipeline status --broker localhost:9092 --group billing --json
       retryapp pipeline erase --key ada@example.org
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    context.with_resource(on_signals(_interrupt, signal.SIGTERM))  # also before Spark has started
+    context.with_resource(on_signals(signal.default_int_handler, signal.SIGTERM))  # also before Spark starts
 
 
 for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
@@ -211,10 +210,6 @@ def jars(*, as_json: bool) -> None:
     with download_progress(spark_jars(), "Spark's connectors") as progress:
         paths = ensure_jars(load_settings().cache_dir, spark_jars(), progress=progress)
     emit({"version": spark_jars().version, "jars": paths}, ",".join(map(str, paths)), as_json=as_json)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager

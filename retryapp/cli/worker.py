@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +26,7 @@ LOG_LEVELS: Final = ("debug", "info", "warn", "error", "crit")
 """As Faust names them."""
 
 _BROKER_MS: Final = 2_000
-"""How long a broker may take to answer before several processes begin."""
+"""How long a broker may take to answer until it is said that several processes wait for it."""
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Where a Linux container reads how much of the machine's processors it may use: microseconds, and of how many."""
 
@@ -149,17 +148,25 @@ def _check(spec: str) -> None:
 
 
 def _prepare(spec: str) -> None:
-    """Prepare the app as a worker does, for what each process would refuse; they wait for a broker, and warn.
+    """Prepare the app as a worker does: what each process would refuse, or wait for, is said once.
 
     Raises:
         ConfigurationError: the program is wrong.
-        EnvironmentFault: topics are.
+        EnvironmentFault: broker or topics are.
     """
-    logging.disable(logging.WARNING)
+    logging.disable(logging.WARNING)  # each process warns
     app = import_module("faust.cli.base").find_app(spec)
     runtime = import_module("retryapp.runtime.worker").runtime_of(app)
-    runtime.options = replace(runtime.options, start_timeout_ms=_BROKER_MS)
-    with suppress(BrokerUnreachableError):
+    options = runtime.options
+    left_ms = options.start_timeout_ms - _BROKER_MS
+    runtime.options = replace(options, start_timeout_ms=min(_BROKER_MS, options.start_timeout_ms))
+    try:
+        runtime.prepare()
+    except BrokerUnreachableError as error:
+        if left_ms <= 0:
+            raise
+        click.echo(f"retryapp: waiting for a broker, up to {left_ms / 1_000:.0f} s more: {error}", err=True)
+        runtime.options = replace(options, start_timeout_ms=left_ms)
         runtime.prepare()
 
 

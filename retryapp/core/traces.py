@@ -75,19 +75,27 @@ def place_of(error: BaseException) -> str | None:
         return None
     users = (at for at in reversed(frames) if _is_users(_module(at[0]), at[0].f_code.co_filename))
     frame, line = next(users, frames[-1])
-    return _place(frame, line)
+    return place_in(frame, line)
 
 
-def running_place(frame: FrameType | None) -> str | None:
-    """Return where the user's code runs in an event loop, by the innermost frame; None: it does not."""
+def running_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame of the user's code in an event loop; None: it runs none.
+
+    An app that is installed as a package looks like any library: then it is what retryapp has called.
+    """
+    called = None
     while frame is not None and _module(frame).partition(".")[0] not in ("asyncio", "mode"):
         if _is_users(_module(frame), frame.f_code.co_filename):
-            return _place(frame, frame.f_lineno)
-        frame = frame.f_back
-    return None
+            return frame
+        caller = frame.f_back
+        if caller is not None and _is_ours(_module(caller)) and not _is_machinery(_module(frame)):
+            called = frame
+        frame = caller
+    return called
 
 
-def _place(frame: FrameType, line: int) -> str:
+def place_in(frame: FrameType, line: int) -> str:
+    """Return a place in the code, for people."""
     return f"{_file(frame.f_code.co_filename)}:{line} in {frame.f_code.co_qualname}"
 
 

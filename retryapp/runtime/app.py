@@ -14,7 +14,6 @@ import os
 import random
 import secrets
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -312,7 +311,7 @@ class Runtime(Ownership):
         for task in others:
             task.add_done_callback(tell_if_broken)
         self._tasks += others
-        self._held_loop = HeldLoop(asyncio.get_running_loop(), threading.get_ident())
+        self._held_loop = HeldLoop()
         self._held_loop.start()
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:

@@ -55,6 +55,17 @@ def parsed(function: Any) -> Any:
     return parse
 
 
+class Parsed:
+    """The same, as a decorator that is a class."""
+
+    def __init__(self, function: Any) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    async def __call__(self, _order: bytes) -> None:
+        await self.function(Paid.model_validate_json(_order))
+
+
 @pytest.mark.parametrize(
     ("function", "settings"),
     [
@@ -97,6 +108,7 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
         (taking(Any), {"value": Any, "batch": Batch()}),
         (parsed(takes_model), {}),
         (functools.partial(parsed(takes_model)), {}),
+        (Parsed(takes_model), {}),
         (lambda _order: None, {}),
         (print, {}),
     ],

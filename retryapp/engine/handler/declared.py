@@ -120,7 +120,7 @@ def check_value(handler: Handler) -> None:
     if made is None or inspect.isroutine(made):
         problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
         raise InvalidSettingError("value", made, problem)
-    if hasattr(body_of(handler.function), "__wrapped__"):
+    if any(hasattr(each, "__wrapped__") for each in (handler.function, body_of(handler.function))):
         return
     try:
         first, *others = inspect.signature(handler.function, eval_str=True).parameters.values()

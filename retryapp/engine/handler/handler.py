@@ -9,18 +9,19 @@ import logging
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
+from types import MethodType
 from typing import Any, Final
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker, check_names
 from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.letters import Letter
 from retryapp.core.masking import Mask
@@ -33,6 +34,7 @@ from retryapp.core.values import keyword_value_type
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.handler.places import Places
 from retryapp.engine.handler.publish import Destinations, Publishing
+from retryapp.engine.handler.results import check_result, discard, parts
 from retryapp.engine.handler.threads import Ended, Threads
 from retryapp.engine.handler.value_reader import ValueReader
 
@@ -59,22 +61,6 @@ class HandlerSignatureError(ConfigurationError):
             f"handler {name}: {problem}. Write it as `async def {name.rsplit('.', 1)[-1]}(value)`, or with a "
             f"second argument for the delivery"
         )
-
-
-class HandlerResultError(RetryAppError):
-    """A handler returned an error, a generator, a future or a nested awaitable: its record is not done."""
-
-    def __init__(self, handler: str, result: object) -> None:
-        self.handler = handler
-        error = _error_in(result)
-        told = result if error is None else error
-        self.result_type = (told if isinstance(told, type) else type(told)).__qualname__
-        problem = "whose work may not be done: await it, or iterate over it, in the handler"
-        if error is not None:
-            problem = f"and an error counts only if it is raised: write `raise {self.result_type}(...)`"
-            if error is not result:
-                problem += ", or of a list of records `deliveries[i].fail(error)`"
-        super().__init__(f"handler {handler} returned {self.result_type}, {problem}")
 
 
 @keyword_value_type
@@ -371,21 +357,25 @@ def _name(function: HandlerFunction) -> str:
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
-def _parameters(function: HandlerFunction) -> Mapping[str, inspect.Parameter]:
-    """Return what a call takes: a decorator's own arguments, and where it passes on any, those of what it wraps."""
-    try:
-        own = inspect.signature(function, follow_wrapped=False).parameters
-    except ValueError:  # one in C that wraps, as of `functools.lru_cache`
-        return inspect.signature(function).parameters
-    if all(each.kind is not each.VAR_POSITIONAL for each in own.values()):
-        return own
-    wrapped = getattr(function, "__wrapped__", None) if inspect.isfunction(function) else None
-    return inspect.signature(function).parameters if wrapped is None else _parameters(wrapped)
+def _called(function: Any) -> Any:
+    """Return what takes a call's arguments: of a decorator that passes on any, what it wraps."""
+    if isinstance(function, functools.partial):
+        return functools.partial(_called(function.func), *function.args, **function.keywords)
+    if inspect.ismethod(function):
+        return MethodType(_called(function.__func__), function.__self__)
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is None:
+        return function if inspect.isroutine(function) else _called(function.__call__)
+    with suppress(ValueError):  # it is in C, as `functools.lru_cache`
+        own = inspect.signature(function, follow_wrapped=False).parameters.values()
+        if all(each.kind is not each.VAR_POSITIONAL for each in own):
+            return function
+    return _called(wrapped)
 
 
 def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     try:
-        parameters = _parameters(function)
+        parameters = inspect.signature(_called(function), follow_wrapped=False).parameters
     except (TypeError, ValueError) as exc:
         raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -401,14 +391,6 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     if not positional or required > 2:
         raise HandlerSignatureError(name, f"it takes {len(positional)} arguments")
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
-
-
-def _error_in(result: object) -> object:
-    """Return the error that a result is, or has as `asyncio.gather(..., return_exceptions=True)` has; else None."""
-    for each in result if isinstance(result, list | tuple) else (result,):
-        if isinstance(each, BaseException) or (isinstance(each, type) and issubclass(each, BaseException)):
-            return each
-    return None
 
 
 async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None, deadline_s: float) -> None:
@@ -430,10 +412,7 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
         return
     if inspect.isawaitable(result):
         result = await result
-    unrun = inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator | Future)
-    if unrun or _error_in(result) is not None:
-        _discard(result)
-        raise HandlerResultError(handler.name, result)
+    check_result(handler.name, result, parts(given))
 
 
 async def _in_thread(
@@ -455,12 +434,7 @@ async def _in_thread(
 
 def _discard_result(run: asyncio.Future[Ended]) -> None:
     if not run.cancelled():
-        _discard(run.result().result)
-
-
-def _discard(result: object) -> None:
-    if inspect.iscoroutine(result):  # Python warns of coroutines that were never awaited
-        result.close()
+        discard(run.result().result)
 
 
 def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery], deadline_s: float) -> None:

@@ -235,10 +235,24 @@ def test_several_processes_refuse_once(folder: Path) -> None:
     assert "wk_policy.py, line 2" in done.stderr
 
 
-def test_a_check_waits_for_no_thread_of_the_app(folder: Path) -> None:
+def test_several_processes_wait_for_a_broker_once(folder: Path) -> None:
+    """Each of them said it, every few seconds."""
+    program = PROGRAM.format(name="away").replace("Retries(app)", "Retries(app, start_timeout='2500ms')")
+    (folder / "wk_away.py").write_text(program + HANDLER)
+    words = [sys.executable, "-m", "retryapp", "worker", "wk_away", "--processes", "3"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    waiting, refusal = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (ExitCode.ENVIRONMENT, "")
+    assert waiting.startswith("retryapp: waiting for a broker, up to ")
+    assert refusal.startswith("retryapp: no Kafka broker answers at localhost:1")
+
+
+def test_a_check_waits_for_no_thread_of_the_app(folder: Path, shop: Any) -> None:
     """The processes never began where an import leaves one. What the app has printed is seen."""
     thread = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint('imported')\n"
-    (folder / "wk_thread.py").write_text(PROGRAM.format(name="thread") + HANDLER + thread)
+    program = (PROGRAM.format(name=shop.topology.group) + HANDLER).replace("localhost:1", shop.operator.bootstrap)
+    (folder / "wk_thread.py").write_text(program.replace("orders", shop.topology.main) + thread)
     words = [sys.executable, "-m", "retryapp", "worker", "wk_thread", "--check"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=30)

@@ -242,6 +242,27 @@ async def test_due_rows_come_in_batches_too() -> None:
         assert [len(call) for call in handler.calls] == [150, 150]
 
 
+async def test_errors_that_were_marked_may_be_returned_too() -> None:
+    """The whole list had failed, and what was done was done again, in halves."""
+    calls = []
+
+    async def handle(value: bytes) -> None:
+        if value == b"b":
+            raise BankDownError
+
+    async def handler(values: list[bytes], deliveries: list[Delivery]) -> list[BaseException | None]:
+        calls.append(len(values))
+        results = await asyncio.gather(*map(handle, values), return_exceptions=True)
+        for delivery, result in zip(deliveries, results, strict=True):
+            if result is not None:
+                delivery.fail(result)
+        return results
+
+    async with serving(handler, "1h", b"a", b"b", b"c", b"d", batch=BATCH) as (orders, _):
+        await orders.until(lambda: failed(orders) and not orders.engine.in_flight)
+        assert (set(failed(orders)), calls) == ({b"b"}, [4])
+
+
 async def test_a_plain_function_takes_lists_in_a_thread() -> None:
 
     def handler(values: list[bytes], deliveries: list[Delivery]) -> None:

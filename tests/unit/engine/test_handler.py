@@ -118,6 +118,38 @@ def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def of_values(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method as a decorator does that knows values only."""
+
+    @functools.wraps(function)
+    async def wrapper(self: object, value: bytes) -> None:
+        await function(self, value)
+
+    return wrapper
+
+
+class Decorator:
+    """A decorator that is a class."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class Decorated:
+    """Two decorators, of which the outer one passes on whatever it gets."""
+
+    @wrapped
+    @of_values
+    async def method(self, value: bytes, delivery: Delivery | None = None) -> None:
+        await note_async(value, delivery)
+
+    __call__ = method
+
+
 @pytest.mark.parametrize(
     ("function", "is_async", "in_loop", "attempt", "name"),
     [
@@ -136,6 +168,12 @@ def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
         pytest.param(adding(Methods().bound), True, True, None, "Methods.bound", id="decorator that takes more"),
         pytest.param(hiding(note_async), True, True, None, "note_async", id="decorator that takes less"),
         pytest.param(wrapped(hiding(note_async)), False, True, None, "note_async", id="decorators of both kinds"),
+        pytest.param(
+            functools.partial(wrapped(hiding(note_async))), False, True, None, "note_async", id="partial of both"
+        ),
+        pytest.param(Decorator(hiding(note_async)), False, True, None, "note_async", id="decorator that is a class"),
+        pytest.param(Decorated().method, False, True, None, "Decorated.method", id="decorators of a method"),
+        pytest.param(Decorated(), False, True, None, "Decorated", id="decorators of a call"),
         pytest.param(lambda value: note_async(value), False, True, None, "<lambda>", id="lambda"),
     ],
 )
@@ -207,6 +245,7 @@ async def gathered(value: bytes) -> Any:
         pytest.param(lambda value: RetryLater(after="90s"), "HandlerResultError", id="a verdict"),
         pytest.param(lambda value: Reject, "HandlerResultError", id="a class of errors"),
         pytest.param(lambda value: gathered(value), "HandlerResultError", id="a list with an error"),
+        pytest.param(lambda value: [note_async(value)], "HandlerResultError", id="a list of coroutines"),
         pytest.param(lambda value: Future[None](), "HandlerResultError", id="a future of a thread"),
     ],
 )
