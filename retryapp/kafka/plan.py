@@ -278,8 +278,8 @@ def _own_step(
     copies = spec.replication if state is None else state.replication
     problems: tuple[Problem, ...] = ()
     if state is not None:
-        low = options.allow_low_replication
-        problems = tuple(compare(spec, state, brokers=len(cluster.brokers), allow_low_replication=low))
+        brokers, low = len(cluster.brokers), options.allow_low_replication
+        problems = tuple(compare(spec, state, main=topology.main, brokers=brokers, allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,
