@@ -172,6 +172,10 @@ class HandlerTopology:
         base, dot, name = topic.partition(f"{self.dlq}.")
         return topic == self.dlq or (not base and bool(dot) and names_dead_letters(name))
 
+    def may_have(self, topic: str) -> bool:
+        """Tell whether a topic has the name of one that it has by policy or settings, these ones or others."""
+        return topic == self.seen_changelog or self.is_dlq(topic) or self.retry_delay_ms(topic) is not None
+
     @property
     def reads_letters(self) -> bool:
         """Whether the main topic is a dead-letter topic, of any group: its name says so, as tools see only that."""

@@ -94,14 +94,17 @@ def takes_copies(state: TopicState) -> Iterator[Problem]:
         yield Problem("cleanup.policy", policy, "delete", why, "Change it, or take redelivery='direct'")
 
 
-def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:
-    """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
+def compare(
+    spec: TopicSpec, state: TopicState, *, main: str, brokers: int, allow_low_replication: bool
+) -> Iterator[Problem]:
+    """Yield what is wrong with an existing topic of the handler of `main`; `brokers`: how many the cluster has."""
     if state.partitions != spec.partitions:
         remedy = (
             f"{GROW}: it adds what is missing to all topics of the handler"
             if state.partitions < spec.partitions
-            else "Kafka cannot remove partitions: give the main topic as many, or let everything in it end, delete it "
-            "and let it be made again"
+            else f"Kafka cannot remove partitions: give the main topic as many (kafka-topics.sh --alter --topic {main} "
+            f"--partitions {state.partitions}), and what waits goes on; or delete this one, if its records are not "
+            "needed: the next start makes it again"
         )
         why = spec.why.get("partitions", "")
         yield Problem("partitions", str(state.partitions), str(spec.partitions), why, remedy)

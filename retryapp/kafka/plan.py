@@ -284,8 +284,8 @@ def _own_step(
     copies = spec.replication if state is None else state.replication
     problems: tuple[Problem, ...] = ()
     if state is not None:
-        low = options.allow_low_replication
-        problems = tuple(compare(spec, state, brokers=len(cluster.brokers), allow_low_replication=low))
+        brokers, low = len(cluster.brokers), options.allow_low_replication
+        problems = tuple(compare(spec, state, main=topology.main, brokers=brokers, allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,
@@ -366,6 +366,8 @@ def grow_topics(
 ) -> tuple[str, ...]:
     """Give topics of ours as many partitions as their main topics have; return their names.
 
+    Those that handlers had by an earlier policy grow, too: else a start with that one would be refused.
+
     A running worker opens a partition as soon as all of them have it. One that is added to a handler that somebody has
     paused, or whose circuit is forced open, begins so.
 
@@ -375,7 +377,8 @@ def grow_topics(
     plan = plan_topics(admin, topologies, options)
     foreign = tuple(step for step in plan.refused if any(found.setting == OWNER for found in step.problems))
     replace(plan, steps=foreign).raise_refused()
-    short = {
+    short = _short_formers(admin, plan, topologies)
+    short |= {
         step.topic: step.partitions
         for step in plan.steps
         if step.partitions and step.topic in plan.states and plan.states[step.topic].partitions < step.partitions
@@ -388,3 +391,17 @@ def grow_topics(
         admin.grow(topic, partitions)
     admin.wait_for_topics([*short], short)
     return tuple(short)
+
+
+def _short_formers(admin: KafkaAdmin, plan: Plan, topologies: Sequence[HandlerTopology]) -> dict[str, int]:
+    """Return the topics of earlier policies that have too few partitions, with the number that they should have."""
+    partitions = {step.topic: step.partitions for step in plan.steps}
+    others = {*admin.topic_names()} - {*plan.states}
+    wanted = {
+        name: count
+        for topology in topologies
+        for name in filter(topology.may_have, others)
+        if (count := partitions.get(topology.pending_changelog))
+    }
+    states = admin.describe_topics(wanted, tolerant=True)
+    return {name: wanted[name] for name, state in states.items() if state.partitions < wanted[name]}

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from harness.markers import lost_commits
+from harness.markers import lost_commits, written
 
 LANE = "g.orders.1"
 TOPIC = "g.orders.retry"
@@ -20,11 +20,11 @@ def batch(at_ms: int, key: bytes, value: bytes, *, control: bool = False) -> byt
     return bytes(written)
 
 
-def transaction(begun_ms: int, *, ends: int) -> bytes:
+def transaction(begun_ms: int, *, ends: int, topic: str = TOPIC) -> bytes:
     key = struct.pack(">hh", 0, len(LANE)) + LANE.encode()
     states = [(begun_ms, 1), (begun_ms + 1, ends), (begun_ms + 2, ends + 2)]
     return b"".join(
-        batch(at_ms, key, struct.pack(">hqhib", 1, 7, 0, 60_000, state) + TOPIC.encode()) for at_ms, state in states
+        batch(at_ms, key, struct.pack(">hqhib", 1, 7, 0, 60_000, state) + written(topic)) for at_ms, state in states
     )
 
 
@@ -57,3 +57,9 @@ def test_a_commit_whose_records_a_later_marker_rolls_back_is_lost(tmp_path: Path
 
 def test_a_transaction_that_was_rolled_back_is_no_lost_commit(tmp_path: Path) -> None:
     assert lost(tmp_path, transaction(100, ends=3), batch(100, b"k", b"v") + marker(101, commits=False)) == 0
+
+
+def test_a_commit_of_a_topic_whose_name_has_that_of_another_in_it_is_none_of_that(tmp_path: Path) -> None:
+    """As of a retry topic for one delay, and of what a handler of dead letters has."""
+    states = transaction(100, ends=2, topic=f"{TOPIC}.1s") + transaction(200, ends=2, topic=f"g.{TOPIC}")
+    assert lost(tmp_path, states, b"") == 0

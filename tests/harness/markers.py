@@ -54,12 +54,17 @@ def lost_commits(logs: Path, group: str) -> int:
         next_ms = ends[following] if following < len(ends) else 1 << 62
         for folder in logs.glob(f"{group}.*-{commit.number}"):
             topic = folder.name.rpartition("-")[0]
-            if not topic.endswith(_HANDED_OFF) or topic.encode() not in commit.value:
+            if not topic.endswith(_HANDED_OFF) or written(topic) not in commit.value:
                 continue
             if folder not in markers:
                 markers[folder] = _markers(folder)
             lost += not any(commit.at_ms <= at_ms < next_ms for at_ms in markers[folder][commit.producer])
     return lost
+
+
+def written(topic: str) -> bytes:
+    """Return the name of a topic, of 126 bytes at most, as a transaction's state has it: behind its length plus 1."""
+    return bytes([len(topic) + 1]) + topic.encode()
 
 
 def _commits(logs: Path, group: str) -> Iterator[_Commit]:

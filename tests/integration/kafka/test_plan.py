@@ -11,7 +11,7 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level, Steering, decode_command
 from retryapp.core.marks import PROGRESS, progress_value
-from retryapp.core.topology import HandlerTopology
+from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.kafka import (
     Action,
     KafkaAdmin,
@@ -89,6 +89,21 @@ def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
     assert grow_topics(admin, [topology]) == topology.owned
     assert ensure_topics(admin, [topology]).ok
     assert grow_topics(admin, [topology]) == ()
+
+
+def test_topics_of_an_earlier_policy_grow_too(admin, make_topic, topology):
+    """Whoever goes back to it needs no second call; a topic that only looks like ours stays as it is."""
+    settings = {"tiers": Tiers.PER_DELAY, "delays_ms": (5_000,), "dead_letters": ("invalid",), "seen_window_ms": 60_000}
+    before = dataclasses.replace(topology, **settings)
+    ensure_topics(admin, [before])
+    other = make_topic(3, f"{topology.prefix}.retry.report")
+    ensure_topics(admin, [topology])
+    admin.grow(topology.main, 5)
+    admin.wait_for_topics([topology.main], {topology.main: 5})
+    assert {*grow_topics(admin, [topology])} == {*topology.owned, *before.owned}
+    assert ensure_topics(admin, [before]).ok
+    assert admin.describe_topics([other])[other].partitions == 3
+    assert grow_topics(admin, [topology]) == grow_topics(admin, [before]) == ()
 
 
 BY_ANN = Level(since_ms=1, by="ann", why="migration")
