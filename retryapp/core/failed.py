@@ -9,7 +9,7 @@ from retryapp.core.causes import CauseCount, cause_id, cause_name
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import Headers
-from retryapp.core.rows import decode_row
+from retryapp.core.rows import decode_row, is_stopped
 
 
 def failed_of(headers: Headers) -> CauseCount | None:
@@ -30,7 +30,7 @@ def failed_of(headers: Headers) -> CauseCount | None:
 
 
 def row_failed_of(value: bytes) -> CauseCount | None:
-    """Return the same of a row; None of one that cannot be read, too."""
+    """Return the same of a row; None of one that cannot be read, too, or of a dead record: its letter says it."""
     with suppress(DamagedRowError, NewerRowError):
-        return failed_of(decode_row(value).headers)
+        return None if is_stopped(value) else failed_of(decode_row(value).headers)
     return None

@@ -240,7 +240,7 @@ def to_stopped_row(key: bytes | None, letter: RetryMetadata) -> PendingRow:
     """Return the row that stops the sequence of a dead record, from its key and the metadata of its letter."""
     told = replace(letter, tier=STOPPED_TIER, error_trace=None, history=(), no_payload=True)
     numbers = STOPPED_MS, letter.last_failed_ms, letter.attempt, letter.delivery
-    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED, failure=failure_of(letter))
+    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED)  # its failure counts with its letter
 
 
 def to_dead_letter(

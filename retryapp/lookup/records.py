@@ -272,7 +272,8 @@ class Listed(NamedTuple):
     undecoded: int = 0
     """Records whose value was not searched: the decoder failed."""
     marked: Mapping[str, int] = {}
-    """How many of a whole list of dead letters are not open, by what became of them (`core.control.MarkKind`)."""
+    """How many of a whole list of dead letters are not open, by what became of them (`core.control.MarkKind`); of
+    waiting records, how many are dead, as `stopped`: their sequences have stopped."""
 
 
 def list_waiting(
@@ -302,7 +303,10 @@ def list_waiting(
         if late is None or fits_row(late, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)
-    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows), _undecoded(searches))
+    stopped = sum(is_stopped(entry.value) for entry in rows.values())
+    marked = {"stopped": stopped} if stopped else {}
+    records = [{"main": at.main, **pending_summary(rows[at])} for at in first]
+    return Listed(records, len(rows), _undecoded(searches), marked)
 
 
 def _searches(

@@ -278,21 +278,25 @@ class Answers:
     async def _totals(
         self, question: Question, infos: Sequence[PartitionInfo], name: str
     ) -> tuple[int | None, int | None, Facts | None]:
-        """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
+        """Return how many records of the cause asked for, how many in all, and the cause; None: not known.
+
+        The list of what waits has dead records as well whose sequences have stopped, which no cause of it counts.
+        """
         cause = question.wanted.cause
         group = await self.everywhere(question.main, infos, causes=cause is not None)
         chosen = chosen_of(group.partitions, question)
         is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
         numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]
+        stopped = known_sum(item.stopped for item in chosen if name == "pending") or 0
         causes = group.waiting if name == "pending" else group.causes
         about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:
             return None, None, about
-        whole = known_sum(numbers)
+        whole = known_sum([*numbers, stopped])
         if cause is None:
             return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
-        if others or any(item.state != OPEN for item in chosen):  # some may be among the others
+        if others or stopped or any(item.state != OPEN for item in chosen):  # some may be among these
             return None, whole, about
         return 0 if about is None else about["records"], whole, about
 

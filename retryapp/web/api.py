@@ -83,8 +83,9 @@ _Lag = _model(
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
     "Group", "Sums over all workers, and which do not answer.",
-    partitions_open=_Int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
-    unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=_Int, silent=list[str], rates=_Rates | None,
+    partitions_open=_Int, pending=_Int, pending_by_tier=_Counts, stopped=_Int, next_due_ms=_Int, dead=_Int,
+    as_of_ms=_Int, unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=_Int, silent=list[str],
+    rates=_Rates | None,
 )  # fmt: skip
 _Handler = _model(
     "Handler", "A handler with its sums.", **{**_of(HandlerInfo), "partitions_here": int, "group": _Group}

@@ -72,6 +72,7 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "partitions_open": known_sum(int(item.state == OPEN) for item in known),
         "pending": known_sum(item.pending for item in known),
         "pending_by_tier": {tier: by_tier[tier] for tier in sorted(by_tier, key=_length)},
+        "stopped": known_sum(item.stopped for item in known),
         "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
         "dead": known_sum(item.dead for item in known),
         "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
