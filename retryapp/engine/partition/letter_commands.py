@@ -453,7 +453,8 @@ class LetterCommands:
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
         if mark == MarkKind.HANDLED:
-            raise RefusedError(Refusal.HANDLED, "its handler of dead letters is done with it already")
+            stops = "; release it, and its sequence goes on" if self._stopping(identity) is not None else ""
+            raise RefusedError(Refusal.HANDLED, f"its handler of dead letters is done with it already{stops}")
         effect = Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
         if (value := self._stopping(identity)) is not None:
             effect.rows = (Row(identity, None, "?"),)

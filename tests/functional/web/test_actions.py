@@ -148,6 +148,16 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
         assert "It is dead (exhausted), and later records" in page
         shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]
         assert shown == ["release"]
+        dead_page = await site.page(f"{BASE}/dead/{place.partition}/999")
+        released = f'{BASE}/pending/{place.partition}/{place.origin_offset}?topic_id=kq8G0bTz">released</a>'
+        assert f'wait until it is replayed, discarded or <a href="{released}' in dead_page
+        assert "Its sequence has stopped" not in await site.page(f"{BASE}/dead/0/238")
+        worker.letters[0][-1] = replace(worker.letters[0][-1], mark="handled")
+        page = await site.page(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
+        assert f'<a href="{BASE}/dead/{place.partition}/999">Its letter</a> was handled' in page
+        assert ("discard its letter" in page, 'value="release"' in page) == (False, True)
+        dead_page = await site.page(f"{BASE}/dead/{place.partition}/999")
+        assert f'wait until it is <a href="{released}' in dead_page
         listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
         assert "dead: its sequence has stopped" in listed
         assert 'data-label="Next attempt"><span class="soft">-</span>' in listed
