@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from functional.web.server import opened
+from functional.web.server import Outline, opened
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
@@ -404,6 +404,20 @@ async def test_a_login_leads_to_the_page_that_asked_for_it(worker: FakeWorker, p
         assert headers["Location"] == to
         _, body, _ = await site.post({**sent, "token": "guess"}, {"Accept": "text/html"}, "/retries/login")
         assert f'name="to" value="{to}"' in body
+
+
+async def test_a_login_that_a_form_has_asked_for_leads_back_to_the_form(worker: FakeWorker) -> None:
+    """A session had ended meanwhile: the login led to the overview, and the record had to be found again."""
+    form = f"{BASE}/dead?cause=c1-0011223344"
+    async with opened(worker, ANN) as site:
+        html = {"Accept": "text/html", "Referer": site.url + form, "Sec-Fetch-Site": "same-origin"}
+        status, body, _ = await site.post(REPLAY, html)
+        assert (status, worker.commands, "log in in another tab" in body) == (401, [], True)
+        logins = {link for link in Outline(body).links if link.startswith("/retries/login")}
+        assert logins == {f"/retries/login?to={quote(form, safe='')}"}
+        (login,) = logins
+        assert f'name="to" value="{form}"' in await site.page(login, {"Referer": f"{site.url}{BASE}/command"})
+        assert 'name="to" value="/retries/"' in await site.page("/retries/login?to=//evil.example/retries/")
 
 
 BAD: dict[str, tuple[Any, str]] = {
