@@ -8,6 +8,7 @@ from sys import intern
 from retryapp.core.causes import CauseCount, cause_id, cause_name
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import failed_last_ms
 from retryapp.core.record import Headers
 from retryapp.core.rows import decode_row, is_stopped
 
@@ -23,7 +24,7 @@ def failed_of(headers: Headers) -> CauseCount | None:
                 records=1,
                 attempts=read.attempt,
                 first_ms=read.first_failed_ms,
-                last_ms=read.last_failed_ms,
+                last_ms=failed_last_ms(read),
                 sample=read.failure_id,
             )
     return None

@@ -207,7 +207,13 @@ def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0, reference: R
 def failure_of(metadata: RetryMetadata) -> bytes:
     """Return what the row of a record says of its last failure."""
     cause = cause_hash(metadata.error_type, metadata.fingerprint, metadata.error_message)
-    return failure_bytes(cause, metadata.attempt, metadata.last_failed_ms)
+    return failure_bytes(cause, metadata.attempt, failed_last_ms(metadata))
+
+
+def failed_last_ms(metadata: RetryMetadata) -> int:
+    """Return when a record has failed last; the metadata of one that is replayed has the time of the replay."""
+    is_replayed = metadata.tier == REPLAY and metadata.history
+    return metadata.history[-1].failed_ms if is_replayed else metadata.last_failed_ms
 
 
 def to_held_row(
