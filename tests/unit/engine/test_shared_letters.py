@@ -36,6 +36,8 @@ async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
         told = mark_of(mark.headers, mark.value)
         assert told is not None
         assert (told.failure_id, told.letter, told.delivery) == (both.orders.dead_letters[0].failure_id, 0, 1)
+        said = (await both.orders.command("replay", 0))["text"]
+        assert all(way in said for way in ("--force", "'replay all the same' on its page"))
         refused = [await both.command(verb) for verb in ("replay", "discard", "restore")]
         assert refused == ["handled", "handled", "not-discarded"]
         bad.mended = True
