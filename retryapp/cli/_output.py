@@ -59,16 +59,19 @@ def instant(epoch_ms: int | None, now_ms: int) -> str:
     return "-" if epoch_ms is None else f"{relative_text(epoch_ms, now_ms)} ({utc_text(epoch_ms)})"
 
 
-def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
-    """Return a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``."""
+def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: str, none: str, still: str) -> str:
+    """Return a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``.
+
+    `still`: what those are that have no mark.
+    """
     if not listed.records:
         return "\n".join([none, *undecoded_text(listed)])
     rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in listed.records]
     line = f"{len(listed.records):,} of {listed.matching:,} {of}"
     if listed.marked:
-        still = listed.matching - sum(listed.marked.values())
+        others = listed.matching - sum(listed.marked.values())
         line += ", ".join(
-            [f": {still:,} still dead", *(f"{count:,} {word}" for word, count in sorted(listed.marked.items()))]
+            [f": {others:,} still {still}", *(f"{count:,} {word}" for word, count in sorted(listed.marked.items()))]
         )
     return "\n".join([table(list(columns), rows), line, *undecoded_text(listed)])
 

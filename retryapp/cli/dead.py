@@ -134,7 +134,7 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
     found = list_dead(connection, topologies, **only, limit=limit)
     now_ms = SystemClock().wall_ms()
     none = "no dead letters" if (partition, wanted) == (None, None) else "no dead letters that fit"
-    text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none)
+    text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none, still="dead")
     lacking = missing_letters(place, topologies)
     text += missing_text(lacking)
     emit({"now_ms": now_ms, **found._asdict(), "missing_topics": lacking}, text, as_json=as_json)

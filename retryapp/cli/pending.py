@@ -89,7 +89,7 @@ def list_(
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)
     none = "nothing waits" if (partition, wanted) == (None, None) else "nothing waits that fits"
-    text = list_text(found, COLUMNS, now_ms, of="waiting", none=none)
+    text = list_text(found, COLUMNS, now_ms, of="records", none=none, still="waiting")
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 

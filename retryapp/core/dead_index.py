@@ -89,6 +89,10 @@ class IndexedLetter:
     """The job that did it."""
 
     @property
+    def has_whole_key(self) -> bool:
+        return hash_of(self.key or b"") == self.key_hash
+
+    @property
     def age(self) -> LetterAge:
         return LetterAge(self.append_ms, self.reason, self.replays)
 

@@ -8,8 +8,9 @@ from sys import intern
 from retryapp.core.causes import CauseCount, cause_id, cause_name
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import failed_last_ms
 from retryapp.core.record import Headers
-from retryapp.core.rows import decode_row
+from retryapp.core.rows import decode_row, is_stopped
 
 
 def failed_of(headers: Headers) -> CauseCount | None:
@@ -23,14 +24,14 @@ def failed_of(headers: Headers) -> CauseCount | None:
                 records=1,
                 attempts=read.attempt,
                 first_ms=read.first_failed_ms,
-                last_ms=read.last_failed_ms,
+                last_ms=failed_last_ms(read),
                 sample=read.failure_id,
             )
     return None
 
 
 def row_failed_of(value: bytes) -> CauseCount | None:
-    """Return the same of a row; None of one that cannot be read, too."""
+    """Return the same of a row; None of one that cannot be read, too, or of a dead record: its letter says it."""
     with suppress(DamagedRowError, NewerRowError):
-        return failed_of(decode_row(value).headers)
+        return None if is_stopped(value) else failed_of(decode_row(value).headers)
     return None

@@ -207,7 +207,13 @@ def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0, reference: R
 def failure_of(metadata: RetryMetadata) -> bytes:
     """Return what the row of a record says of its last failure."""
     cause = cause_hash(metadata.error_type, metadata.fingerprint, metadata.error_message)
-    return failure_bytes(cause, metadata.attempt, metadata.last_failed_ms)
+    return failure_bytes(cause, metadata.attempt, failed_last_ms(metadata))
+
+
+def failed_last_ms(metadata: RetryMetadata) -> int:
+    """Return when a record has failed last; the metadata of one that is replayed has the time of the replay."""
+    is_replayed = metadata.tier == REPLAY and metadata.history
+    return metadata.history[-1].failed_ms if is_replayed else metadata.last_failed_ms
 
 
 def to_held_row(
@@ -240,7 +246,7 @@ def to_stopped_row(key: bytes | None, letter: RetryMetadata) -> PendingRow:
     """Return the row that stops the sequence of a dead record, from its key and the metadata of its letter."""
     told = replace(letter, tier=STOPPED_TIER, error_trace=None, history=(), no_payload=True)
     numbers = STOPPED_MS, letter.last_failed_ms, letter.attempt, letter.delivery
-    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED, failure=failure_of(letter))
+    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED)  # its failure counts with its letter
 
 
 def to_dead_letter(

@@ -60,6 +60,8 @@ _INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "
             "replays", "mark", "job")  # fmt: skip
 _VALUELESS: Final = {DeadReason.DAMAGED, DeadReason.GONE, DeadReason.TOO_LARGE}
 """Reasons of dead letters that may have come without their value."""
+CUT: Final = "…"
+"""What follows the beginning of a key."""
 MAX_MESSAGE_CHARS: Final = 200
 """Characters of an error's message in a list of waiting records; that of dead letters has what their index keeps."""
 
@@ -77,13 +79,16 @@ def pending_summary(entry: PendingEntry) -> Facts:
     return {**_summary(row.headers, damaged), **facts, **key}
 
 
-def key_text(key: bytes | None) -> str | None:
-    """Return the beginning of a key as lists show it: text, or its bytes in hexadecimal; None without one."""
+def key_text(key: bytes | None, *, cut: bool = False) -> str | None:
+    """Return a key as lists show it: text, or its bytes in hexadecimal; None without one.
+
+    Of a long one its beginning, with `CUT` at the end; so of one that was `cut` before.
+    """
     if key is None:
         return None
-    kept = key[:MAX_KEY_BYTES]
-    text = utf8_text(kept, cut=len(kept) == MAX_KEY_BYTES)
-    return text if text is not None and text.isprintable() else f"0x{kept.hex()}"
+    kept, cut = key[:MAX_KEY_BYTES], cut or len(key) > MAX_KEY_BYTES
+    text = utf8_text(kept, cut=cut)
+    return (text if text is not None and text.isprintable() else f"0x{kept.hex()}") + CUT * cut
 
 
 def pending_detail(entry: PendingEntry, show: Show = undecoded, *, unread: str = "") -> Facts:
@@ -150,7 +155,7 @@ def dead_summary(entry: DeadEntry) -> Facts:
         "reason": row.reason if whole else None,
         "last_failed_ms": None if row.reason in NOT_RUN else row.last_failed_ms,  # when it was dead; it failed before
         "cause": row.cause or row.error_type,
-        "key": key_text(row.key),
+        "key": key_text(row.key, cut=not row.has_whole_key),
         "origin": _origin(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
         "partition": entry.partition,
         "letters": entry.letters,
@@ -272,7 +277,8 @@ class Listed(NamedTuple):
     undecoded: int = 0
     """Records whose value was not searched: the decoder failed."""
     marked: Mapping[str, int] = {}
-    """How many of a whole list of dead letters are not open, by what became of them (`core.control.MarkKind`)."""
+    """How many of a whole list of dead letters are not open, by what became of them (`core.control.MarkKind`); of
+    waiting records, how many are dead, as `stopped`: their sequences have stopped."""
 
 
 def list_waiting(
@@ -302,7 +308,10 @@ def list_waiting(
         if late is None or fits_row(late, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)
-    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows), _undecoded(searches))
+    stopped = sum(is_stopped(entry.value) for entry in rows.values())
+    marked = {"stopped": stopped} if stopped else {}
+    records = [{"main": at.main, **pending_summary(rows[at])} for at in first]
+    return Listed(records, len(rows), _undecoded(searches), marked)
 
 
 def _searches(

@@ -100,11 +100,13 @@ class PartitionInfo:
     pending: int | None = None
     """None: not known."""
     pending_by_tier: Mapping[str, int] = field(default_factory=dict)
+    stopped: int | None = None
+    """Sequences that have stopped behind dead records, which count as dead alone; None: not known."""
     next_due_ms: int | None = None
     dead: int | None = None
     """None: not known."""
     as_of_ms: int | None = None
-    """When `pending`, `next_due_ms` and `dead` were known last, epoch milliseconds; None: they are current."""
+    """When `pending` to `dead` were known last, epoch milliseconds; None: they are current."""
     in_flight: int = 0
     """Records in handlers now; those that wait for their turn do not count."""
     release_lag_ms: int = 0

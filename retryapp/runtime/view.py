@@ -21,6 +21,7 @@ from retryapp.core.dead_index import IndexedLetter, newest_letter
 from retryapp.core.errors import BrokerUnreachableError, RecordError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import Part
+from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import STOPPED_MS, due_order, identity_of
 from retryapp.core.rows import decode_row
@@ -378,12 +379,14 @@ class RuntimeView:
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
+            stopped = counts.pop(STOPPED_TIER, 0)
             whole = placed.transport.letters_counted and not self._runtime.behind(*place)[1]
             known = PartitionInfo(
                 partition=place[1],
                 state=_IDLE,
                 pending=sum(counts.values()),
                 pending_by_tier=counts,
+                stopped=stopped,
                 next_due_ms=_next_due_ms(pending, placed.engine.begun_rows) if counts else None,
                 dead=sum(table.count() for table in dead.values()) if whole else None,
                 session=placed.lane.session,

@@ -100,8 +100,7 @@ class Person:
         message = f"this needs the role {role.name.lower()};{token} {self.name} has {self.role.name.lower()}"
         if self.can_log_in:
             hint = f"Log in at {PAGES_PREFIX}/login, or send a token: Authorization: Bearer ..."
-            links = {"Log in": f"{PAGES_PREFIX}/login"}
-            raise PageError(401, "login-needed", message, hint, {"WWW-Authenticate": "Bearer"}, links=links)
+            raise PageError(401, "login-needed", message, hint, {"WWW-Authenticate": "Bearer"})
         if self.unknown_host is not None:
             hint = "RETRYAPP_WEB_HOSTS names the hosts of these pages (docs/operating.md)"
             raise PageError(403, "host-not-known", f"{shown(self.unknown_host)} is no name of these pages", hint)

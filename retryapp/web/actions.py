@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, TypeVar
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
@@ -28,7 +28,7 @@ from retryapp.ports import PAGES_PREFIX, HandlerInfo
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.answers import LIVE_S, READ_TIMEOUT_S, Answers
 from retryapp.web.errors import SOON, PageError, not_found
-from retryapp.web.page import Page, is_browser
+from retryapp.web.page import Page, asked_for, is_browser
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
@@ -184,7 +184,7 @@ class Login(Action):
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
         if request.method == "POST":
             return await super().answer(request, person)
-        to = _page_of(_asked_for(request))
+        to = _page_of(request.query.get("to") or asked_for(request))
         return await self.show(request, person, "login.html", {"wrong": False, "to": to}, as_json=False)
 
     @override
@@ -208,15 +208,6 @@ class Logout(Action):
         response = self.respond(b"", "text/html", 303, {"Location": LOGIN})
         response.del_cookie(COOKIE, path=PAGES_PREFIX)
         return response
-
-
-def _asked_for(request: Any) -> str:
-    """Return the address, without its site, of the page of ours that has led a browser here; else nothing."""
-    try:
-        referer = urlsplit(request.headers.get("Referer", ""))
-    except ValueError:
-        return ""
-    return urlunsplit(("", "", *referer[2:])) if referer.netloc == request.headers.get("Host") else ""
 
 
 def _page_of(address: str) -> str:

@@ -37,7 +37,7 @@ from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock
 from retryapp.runtime.machine.threads import Daemons
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import Operators, Person, Role
-from retryapp.web.addresses import find_address, letter_address, origin_asked
+from retryapp.web.addresses import find_address, letter_address, origin_asked, pending_address, stop_address
 from retryapp.web.attention import needs_action
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
@@ -278,21 +278,25 @@ class Answers:
     async def _totals(
         self, question: Question, infos: Sequence[PartitionInfo], name: str
     ) -> tuple[int | None, int | None, Facts | None]:
-        """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
+        """Return how many records of the cause asked for, how many in all, and the cause; None: not known.
+
+        The list of what waits has dead records as well whose sequences have stopped, which no cause of it counts.
+        """
         cause = question.wanted.cause
         group = await self.everywhere(question.main, infos, causes=cause is not None)
         chosen = chosen_of(group.partitions, question)
         is_known = [item.state != ELSEWHERE and item.as_of_ms is None for item in chosen]
         numbers = [getattr(item, name) for item in chosen] if all(is_known) else [None]
+        stopped = known_sum(item.stopped for item in chosen if name == "pending") or 0
         causes = group.waiting if name == "pending" else group.causes
         about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:
             return None, None, about
-        whole = known_sum(numbers)
+        whole = known_sum([*numbers, stopped])
         if cause is None:
             return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
-        if others or any(item.state != OPEN for item in chosen):  # some may be among the others
+        if others or stopped or any(item.state != OPEN for item in chosen):  # some may be among these
             return None, whole, about
         return 0 if about is None else about["records"], whole, about
 
@@ -324,7 +328,8 @@ class Answers:
         name = record["failure_id"] if is_stopped(entry.value) else None
         letter = None if name is None else self.view.dead_find(info.main, partition, name)
         facts = {"main": info.main, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
-        return {**facts, "record": record, "letter": letter and letter_address(info.main, letter)}
+        of_letter = letter and {"letter": letter_address(info.main, letter), "mark": letter.row.mark}
+        return {**facts, "record": record, **(of_letter or {"letter": None, "mark": None})}
 
     def _jobs(self, main: str, partition: int) -> list[str]:
         """Return the ids of the jobs that a partition remembers: those that have a page."""
@@ -354,7 +359,7 @@ class Answers:
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
         beside = {"newer": min(newer, default=None), "older": older[0] if older else None}
         facts = {"main": info.main, "topic": topic, "policy": _policy(info), "jobs": self._jobs(info.main, partition)}
-        return {**facts, "record": record, **beside}
+        return {**facts, "record": record, **beside, "stopped": stop_address(self.view, record)}
 
     async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
@@ -418,7 +423,7 @@ class Answers:
             return f"{base}/journey?id={quote(same, safe='')}"  # browsers send no form on to another worker
         self.get_open_partition_or_404(origin.partition, question)
         if self.view.pending_find(origin) is not None:
-            return f"{base}/pending/{origin.partition}/{origin.offset}?topic_id={quote(origin.topic_id, safe='')}"
+            return pending_address(origin)
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None and is_open(dead.row.mark):
             return letter_address(info.main, dead)

@@ -83,8 +83,9 @@ _Lag = _model(
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
     "Group", "Sums over all workers, and which do not answer.",
-    partitions_open=_Int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int, as_of_ms=_Int,
-    unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=_Int, silent=list[str], rates=_Rates | None,
+    partitions_open=_Int, pending=_Int, pending_by_tier=_Counts, stopped=_Int, next_due_ms=_Int, dead=_Int,
+    as_of_ms=_Int, unknown_partitions=list[int], left_out=dict[str, list[int]], in_flight=_Int, silent=list[str],
+    rates=_Rates | None,
 )  # fmt: skip
 _Handler = _model(
     "Handler", "A handler with its sums.", **{**_of(HandlerInfo), "partitions_here": int, "group": _Group}
@@ -202,8 +203,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _SEEN},
     ),
     "/{main}/pending/{partition}/{offset}": (
-        _model("PendingRecord", "One waiting record; letter: of one that has stopped its sequence, the address of its "
-               "dead letter.", _Page, main=str, policy=dict[str, str], jobs=list[str], letter=_Text,
+        _model("PendingRecord", "One waiting record; letter, mark: of one that has stopped its sequence, the address "
+               "of its dead letter, and what became of that.", _Page, main=str, policy=dict[str, str], jobs=list[str],
+               letter=_Text, mark=_Text,
                record=_model(
                    "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
                )),
@@ -215,9 +217,10 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {**_LIMITS, **_SEARCH, "reason": _REASON, "marked": _YES, "before": _STRING, "seen": _SEEN},
     ),
     "/{main}/dead/{partition}/{offset}": (
-        _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str], jobs=list[str],
+        _model("DeadLetter", "One dead letter; stopped: where the sequence that it has stopped is released.", _Page,
+               main=str, topic=str, policy=dict[str, str], jobs=list[str],
                record=_model("DeadDetail", "A letter.", _Dead, **_Detail, read_from=str, unread=_Text),
-               newer=_Int, older=_Int),
+               newer=_Int, older=_Int, stopped=_Text),
         {"letters": _STRING},
     ),
     "/{main}/journey": (

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part, PartState
-from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
@@ -55,8 +54,8 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         away = [(item, each) for item in infos if (each := open_circuits(item).get(name)) is not None]
         words = f"circuit {name} {away[0][1].state}" if name else f"circuit {away[0][1].state}"
         yield _CIRCUIT, f"{words} at {_named([item for item, _ in away])}: {away[0][1].cause}", ""
-    if stopped := [item for item in infos if item.pending_by_tier.get(STOPPED_TIER)]:
-        count = sum(item.pending_by_tier[STOPPED_TIER] for item in stopped)
+    if stopped := [item for item in infos if item.stopped]:
+        count = known_sum(item.stopped for item in stopped) or 0
         what = f"{count:,} sequences have" if count > 1 else "a sequence has"
         text = f"{what} stopped behind dead records ({_named(stopped)}): replay, discard or release them"
         yield _CIRCUIT, text, f"pending?after={BEFORE_STOPPED.hex()}"

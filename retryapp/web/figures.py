@@ -17,6 +17,8 @@ OPEN: Final = "open"
 """State of a partition that can be read."""
 CLOSED: Final = "closed"
 """State of a circuit that lets everything run."""
+LEAST_S: Final = 50.0
+"""Of a worker that has counted for a shorter time and found none, how many a minute is not known yet."""
 _OF_PARTITION: Final = [each.name for each in fields(PartitionInfo)]
 _KNOWN_ELSEWHERE: Final = {"partition", "state", "owner_url", "since_ms", "last_error", "last_error_ms"}
 
@@ -72,6 +74,7 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "partitions_open": known_sum(int(item.state == OPEN) for item in known),
         "pending": known_sum(item.pending for item in known),
         "pending_by_tier": {tier: by_tier[tier] for tier in sorted(by_tier, key=_length)},
+        "stopped": known_sum(item.stopped for item in known),
         "next_due_ms": min((item.next_due_ms for item in known if item.next_due_ms is not None), default=None),
         "dead": known_sum(item.dead for item in known),
         "as_of_ms": min((item.as_of_ms for item in known if item.as_of_ms is not None), default=None),
@@ -120,7 +123,7 @@ def rates_of(activities: Iterable[Activity | None], *, unowned: bool = False) ->
     (200.0, 100.0, 1, 2, True)
     """
     every = [*activities]
-    known = [each for each in every if each is not None and each.span_s > 0]
+    known = [each for each in every if each is not None and each.span_s > (0 if each.deliveries else LEAST_S)]
     if not known:
         return None
     late: Counter[str] = Counter()
@@ -155,6 +158,9 @@ def trend_of(trends: Iterable[CauseTrends | None], cause: str) -> tuple[float | 
 
 
 def _per_min(counted: Sequence[tuple[float, Mapping[str, int]]], cause: str) -> float | None:
-    if not counted or any(not span_s or (OTHER_CAUSE in counts and cause not in counts) for span_s, counts in counted):
+    if not counted or any(
+        not span_s or (cause not in counts and (span_s < LEAST_S or OTHER_CAUSE in counts))
+        for span_s, counts in counted
+    ):
         return None
     return round(sum(60 * counts.get(cause, 0) / span_s for span_s, counts in counted), 1)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import MASKED, UNMASKED, Mask
 from retryapp.lookup.payloads import Kind, Payload
-from retryapp.lookup.records import Facts
+from retryapp.lookup.records import CUT, Facts
 from retryapp.web.access import Role
 from retryapp.web.errors import PageError
 
@@ -103,6 +103,7 @@ def _may_have_fields(content: bytes) -> bool:
 
 def _bytes_of(text: str) -> bytes:
     """Return the bytes of a text, or of a key that lists show in hexadecimal (`lookup.records.key_text`)."""
+    text = text.removesuffix(CUT)
     with suppress(ValueError):
         return bytes.fromhex(text.removeprefix("0x")) if text.startswith("0x") else text.encode()
     return text.encode("utf-8", "replace")

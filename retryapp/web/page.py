@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from aiohttp import web
 
@@ -136,7 +136,7 @@ class Page:
             "status": f"{error.status} {HTTPStatus(error.status).phrase}",
             "main": main if known else None,
             "links": error.links,
-            "sent": request.method == "POST" and error.status == 400,
+            "sent": request.method == "POST",
         }
         html = await asyncio.get_running_loop().run_in_executor(_writers, to_html, "error.html", facts)
         return self.respond(html.encode(), HTML, error.status, error.headers)
@@ -151,6 +151,7 @@ class Page:
         """Return what every page has around its facts."""
         own = {"format", "refresh", "routed"}
         query = {name: value for name, value in request.query.items() if value and name not in own}
+        back = {"to": asked_for(request)} if request.method == "POST" else {}  # there is no page where it was sent
         return {
             "prefix": PAGES_PREFIX,
             "base": f"{PAGES_PREFIX}/{quote(request.match_info.get('main', ''), safe='')}",
@@ -159,6 +160,7 @@ class Page:
             "path": request.rel_url.path,
             "query": query,
             "person": person,
+            "login": f"{PAGES_PREFIX}/login{'?' * bool(back)}{urlencode(back)}",
             "logged_in": COOKIE in request.cookies,
             "operator": person.name if person.role >= Role.OPERATE else None,
             "admin": person.role >= Role.ADMIN,
@@ -166,6 +168,15 @@ class Page:
             "broker_silence": None,
             "hidden": (),
         }
+
+
+def asked_for(request: web.Request) -> str:
+    """Return the address, without its site, of the page of ours that has led a browser here; else nothing."""
+    try:
+        referer = urlsplit(request.headers.get("Referer", ""))
+    except ValueError:
+        return ""
+    return urlunsplit(("", "", *referer[2:])) if referer.netloc == request.headers.get("Host") else ""
 
 
 def is_browser(request: web.Request) -> bool:

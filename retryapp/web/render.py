@@ -18,6 +18,7 @@ from typing_extensions import override
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.core.record import idempotency_key
+from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.core.text import counted
 from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
@@ -91,6 +92,7 @@ def environment() -> Environment:
     )
     env.tests["perhaps_cut"] = may_be_cut
     env.globals.update({name: Markup(_own(name)) for name in _OWN})  # noqa: S704 - no facts are in them
+    env.globals["first_stopped"] = BEFORE_STOPPED.hex()
     env.globals["parts"] = env.get_template("parts.html").module
     return env
 

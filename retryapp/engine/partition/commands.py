@@ -409,7 +409,8 @@ class Commands:
             return await self._of_row(command, origin)
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
         if command.state is not None and command.state != before:
-            raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
+            text = f"it has changed since it was looked at (from {command.state} to {before}): look at it again"
+            raise RefusedError(Refusal.CHANGED, text)
         runs = key in self._scheduler.claimed
         if changes:
             raise RefusedError(Refusal.RUNNING, NOT_DURABLE)

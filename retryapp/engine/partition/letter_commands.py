@@ -62,6 +62,8 @@ _MARKS_UNKNOWN: Final = (
     "what became of this dead letter is not known yet, as the partition of its records is not open in the worker: send "
     "it again in a minute; where topics have different numbers of partitions, 'retryapp topics grow -A MODULE' first"
 )
+_ALL_THE_SAME: Final = "with --force, or 'replay all the same' on its page, it is replayed"
+_ALONE: Final = f"alone, {_ALL_THE_SAME}"
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
 
@@ -258,10 +260,9 @@ class LetterCommands:
         if (topic, offset) != (letter.topic.topic, letter.record.offset):
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {offset}")
         if command.verb is Verb.REPLAY and metadata.reason == DeadReason.CRASHED and is_open(mark):
-            text = "it has ended its workers, so no job replays it: replay it alone, by its failure id with --force"
-            raise RefusedError(Refusal.CRASHED, text)
+            raise RefusedError(Refusal.CRASHED, f"it has ended its workers, so no job replays it: {_ALONE}")
         if command.verb is Verb.REPLAY and mark == MarkKind.HANDLED:
-            text = "its handler of dead letters is done with it, so no job replays it: do that alone, with --force"
+            text = f"its handler of dead letters is done with it, so no job replays it: {_ALONE}"
             raise RefusedError(Refusal.HANDLED, text)
         return self._effect(command, letter, mark, identity_of(metadata.origin))
 
@@ -428,12 +429,11 @@ class LetterCommands:
         if command.force:
             return
         if mark == MarkKind.HANDLED:
-            text = "its handler of dead letters is done with it; --force replays it all the same"
-            raise RefusedError(Refusal.HANDLED, text)
+            raise RefusedError(Refusal.HANDLED, f"its handler of dead letters is done with it: {_ALONE}")
         if metadata.reason == DeadReason.CRASHED:
-            raise RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
+            raise RefusedError(Refusal.CRASHED, f"it has ended its workers: {_ALONE}")
         if self._context.handler.order is Order.LATEST and letter.record.key is not None:
-            text = "a newer record of its key may have replaced it; --force replays it all the same"
+            text = f"a newer record of its key may have replaced it: {_ALL_THE_SAME}"
             raise RefusedError(Refusal.SUPERSEDED, text)
 
     def _stopping(self, identity: bytes) -> bytes | None:
@@ -453,7 +453,8 @@ class LetterCommands:
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
         if mark == MarkKind.HANDLED:
-            raise RefusedError(Refusal.HANDLED, "its handler of dead letters is done with it already")
+            stops = "; release it, and its sequence goes on" if self._stopping(identity) is not None else ""
+            raise RefusedError(Refusal.HANDLED, f"its handler of dead letters is done with it already{stops}")
         effect = Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
         if (value := self._stopping(identity)) is not None:
             effect.rows = (Row(identity, None, "?"),)

@@ -24,7 +24,6 @@ from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_id
 from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
 from retryapp.core.jobs import PartState
-from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
@@ -357,7 +356,7 @@ def _add_handlers(add: Callable[..., None], gauges: Gauges, tiers: Mapping[str, 
             add("pending_records", count, handler, tier)
         if known:
             _add_causes(add, "pending_by_cause", handler, gauges.waiting.get(handler, ()), counts.total())
-            add("stopped_sequences", counts[STOPPED_TIER], handler)
+            add("stopped_sequences", sum(info.stopped or 0 for info in known), handler)
         if dead := [info.dead for info in now if info.dead is not None]:
             add("dead_letters", sum(dead), handler)
             _add_causes(add, "dead_letters_by_cause", handler, gauges.causes.get(handler, ()), sum(dead))

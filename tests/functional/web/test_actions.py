@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from functional.web.server import opened
+from functional.web.server import Outline, opened
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
@@ -148,6 +148,16 @@ async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
         assert "It is dead (exhausted), and later records" in page
         shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]
         assert shown == ["release"]
+        dead_page = await site.page(f"{BASE}/dead/{place.partition}/999")
+        released = f'{BASE}/pending/{place.partition}/{place.origin_offset}?topic_id=kq8G0bTz">released</a>'
+        assert f'wait until it is replayed, discarded or <a href="{released}' in dead_page
+        assert "Its sequence has stopped" not in await site.page(f"{BASE}/dead/0/238")
+        worker.letters[0][-1] = replace(worker.letters[0][-1], mark="handled")
+        page = await site.page(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
+        assert f'<a href="{BASE}/dead/{place.partition}/999">Its letter</a> was handled' in page
+        assert ("discard its letter" in page, 'value="release"' in page) == (False, True)
+        dead_page = await site.page(f"{BASE}/dead/{place.partition}/999")
+        assert f'wait until it is <a href="{released}' in dead_page
         listed = await site.page(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
         assert "dead: its sequence has stopped" in listed
         assert 'data-label="Next attempt"><span class="soft">-</span>' in listed
@@ -394,6 +404,20 @@ async def test_a_login_leads_to_the_page_that_asked_for_it(worker: FakeWorker, p
         assert headers["Location"] == to
         _, body, _ = await site.post({**sent, "token": "guess"}, {"Accept": "text/html"}, "/retries/login")
         assert f'name="to" value="{to}"' in body
+
+
+async def test_a_login_that_a_form_has_asked_for_leads_back_to_the_form(worker: FakeWorker) -> None:
+    """A session had ended meanwhile: the login led to the overview, and the record had to be found again."""
+    form = f"{BASE}/dead?cause=c1-0011223344"
+    async with opened(worker, ANN) as site:
+        html = {"Accept": "text/html", "Referer": site.url + form, "Sec-Fetch-Site": "same-origin"}
+        status, body, _ = await site.post(REPLAY, html)
+        assert (status, worker.commands, "log in in another tab" in body) == (401, [], True)
+        logins = {link for link in Outline(body).links if link.startswith("/retries/login")}
+        assert logins == {f"/retries/login?to={quote(form, safe='')}"}
+        (login,) = logins
+        assert f'name="to" value="{form}"' in await site.page(login, {"Referer": f"{site.url}{BASE}/command"})
+        assert 'name="to" value="/retries/"' in await site.page("/retries/login?to=//evil.example/retries/")
 
 
 BAD: dict[str, tuple[Any, str]] = {

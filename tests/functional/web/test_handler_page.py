@@ -114,12 +114,15 @@ async def test_a_service_whose_circuit_somebody_has_forced_open_is_said_first(si
     assert "What waits for it" not in await site.page(f"{BASE}/")
 
 
-async def test_dead_records_that_count_among_the_waiting_are_said_to(site: Site, worker: FakeWorker) -> None:
-    """The same record was in both tables of causes, so fifty read as a hundred."""
-    said = "are dead, and count here as well because their sequences have stopped"
-    assert said not in await site.page(f"{BASE}/")
-    worker.parts["shop.orders"][:2] = [partition(n, pending_by_tier={"stopped": 25}) for n in range(2)]
-    assert f"; 50 {said}." in await site.page(f"{BASE}/")
+async def test_a_dead_record_that_stops_its_sequence_is_no_waiting_one(site: Site, worker: FakeWorker) -> None:
+    """It counted twice, as waiting and as dead; its list has it, and so that list's total does."""
+    assert "sequences stopped" not in await site.page(f"{BASE}/")
+    worker.parts["shop.orders"] = [partition(n, pending=2, stopped=25, dead=25) for n in range(2)]
+    group = (await site.facts(f"{BASE}/"))["handler"]["group"]
+    assert (group["pending"], group["stopped"], group["dead"]) == (4, 50, 50)
+    assert "50 sequences stopped behind dead records" in words(await site.page(f"{BASE}/"))
+    assert (await site.facts(f"{BASE}/pending"))["total"] == 54
+    assert (await site.facts(f"{BASE}/pending?cause=c1-0000000000"))["total"] is None, "the causes leave them out"
 
 
 async def test_the_audit_says_which_part_of_a_job_has_ended(site: Site) -> None:

@@ -234,22 +234,25 @@ async def test_what_is_not_known_is_the_last_known_with_its_age_or_unknown_and_n
 @pytest.mark.parametrize(
     ("page", "what", "none"),
     [
-        ("pending", "waits or is dead", "Nothing waits in the others."),
-        ("dead", "waits or is dead", "No dead letters in the others."),
+        ("pending", "waits or is dead", "Nothing waits"),
+        ("dead", "waits or is dead", "No dead letters"),
         ("jobs", "jobs do", "No other jobs"),
     ],
 )
 async def test_a_list_names_the_partitions_that_it_leaves_out(
     site: Site, worker: FakeWorker, page: str, what: str, none: str
 ) -> None:
-    """Else an empty list looks as if nothing waited."""
+    """Else an empty list looks as if nothing waited; it says so of the others, if there are others."""
     unknown(worker)
     for each in (worker.waiting, worker.letters, worker.remembered):
         each.clear()
     assert (await site.facts(f"{BASE}/{page}"))["partitions_left_out"] == [0, 1, 2, 3, 4, 5]
     text = Outline((await site.get(f"{BASE}/{page}"))[2]).text
     assert f"What {what} on partitions 0, 1, 2, 3, 4, 5 is not in this list" in text
-    assert none in text
+    assert (none in text) == (page == "jobs")
+    worker.parts[MAIN][0] = partition(0)
+    for query, said in (("", page != "jobs"), ("?partition=1", False)):
+        assert (f"{none} in the others." in await site.page(f"{BASE}/{page}{query}")) == said
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from retryapp.core.causes import cause_hash
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.failed import row_failed_of
 from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import (
     Outgoing,
@@ -117,16 +118,22 @@ def test_a_copy_waits_in_the_topic_of_its_tier() -> None:
 
 
 def test_a_row_says_what_its_record_has_failed_of_last() -> None:
-    """Also once it was moved, held or released, replayed, or stops its sequence; one that never ran says nothing."""
+    """Also once it was moved, held or released, or replayed; one that never ran, or is dead, says nothing."""
     metadata = after(RetryAt(9_000, 5_000, "5s"), message="shard 7")
     told = cause_hash(metadata.error_type, metadata.fingerprint, "shard 8"), 1, 2_000
     row = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata), metadata)
     held = due_anew(row.held_until(8_000, 3_000), metadata, 9_500)
-    for each in (row, held, released(held, metadata, 4_000, OPERATOR, 3_000)[0], to_stopped_row(b"key", metadata)):
+    for each in (row, held, released(held, metadata, 4_000, OPERATOR, 3_000)[0]):
         assert failure_in(encode_row(each)) == told
+    stopped = encode_row(to_stopped_row(b"key", metadata))
+    assert failure_in(stopped) is row_failed_of(stopped) is None, "it counts by its letter"
     anew = replayed(metadata, letter="0", replay_id="r", now_ms=5_000)
     again = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=anew), anew)
-    assert failure_in(encode_row(again)) == (told[0], 0, 5_000)
+    failed = row_failed_of(encode_row(again))
+    assert failed is not None
+    assert failure_in(encode_row(again)) == (told[0], 0, failed.last_ms) == (told[0], 0, 2_000), (
+        "a replay is no failure"
+    )
     facts: Any = {"topology": TOPOLOGY, "handler": "h", "topic_id": "kq8G0bTz", "policy_digest": "d", "now_ms": 1}
     assert not to_held_row(ORDER, **facts).failure
 

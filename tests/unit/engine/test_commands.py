@@ -320,6 +320,7 @@ async def test_a_state_that_has_changed_refuses_a_command() -> None:
         refused = await orders.command("cancel", 0, state=state)
         assert refused["refused"] == "changed"
         assert state in refused["text"]
+        assert "look at it again" in refused["text"]
 
 
 async def test_a_rejected_letter_of_a_null_value_comes_back_as_null() -> None:

@@ -14,9 +14,11 @@ from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, with_let
 from retryapp import Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.errors import DiskFullError
+from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Discarded, Handled, Progress, Skipped
 from retryapp.core.record import Origin, failure_id
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, Sink, TopicPartition
 from retryapp.testing import Step
@@ -34,6 +36,8 @@ async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
         told = mark_of(mark.headers, mark.value)
         assert told is not None
         assert (told.failure_id, told.letter, told.delivery) == (both.orders.dead_letters[0].failure_id, 0, 1)
+        said = (await both.orders.command("replay", 0))["text"]
+        assert all(way in said for way in ("--force", "'replay all the same' on its page"))
         refused = [await both.command(verb) for verb in ("replay", "discard", "restore")]
         assert refused == ["handled", "handled", "not-discarded"]
         bad.mended = True
@@ -41,6 +45,22 @@ async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
         assert (bad.seen, tickets.seen) == ([b"1", b"1"], [b"1"])
         assert both.marks == ["handled", "replayed", "recovered"]
         assert await both.command("replay", force=True) == "replayed"
+
+
+async def test_a_sequence_that_a_handled_letter_has_stopped_is_released() -> None:
+    """A discard is refused, and says so: it said nothing of the release, and pages offered the discard alone."""
+    bad, holding = Bad(), Holding(on_dead="hold")
+    async with worker(bad, Tickets(), order=Order.PARTITION, holding=holding) as both:
+        await both.die(b"1")
+        bad.mended = True
+        await both.die(b"2")
+        assert (both.marks, bad.seen) == (["handled"], [b"1"])
+        refused = await both.orders.command("discard", 0)
+        assert (refused["refused"], "; release it" in refused["text"]) == ("handled", True)
+        assert await both.command("release") is None
+        assert (both.marks, bad.seen) == (["handled"], [b"1", b"2"])
+        refused = await both.orders.command("discard", 0)
+        assert (refused["refused"], "release" in refused["text"]) == ("handled", False)
 
 
 @pytest.mark.parametrize(

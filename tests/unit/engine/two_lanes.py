@@ -56,7 +56,7 @@ class Tickets:
 class Worker:
     """A worker with both lanes of one partition."""
 
-    def __init__(self, bad: Bad, tickets: Tickets, before: Worker | None) -> None:
+    def __init__(self, bad: Bad, tickets: Tickets, before: Worker | None, **more: Any) -> None:
         self.bad, self.tickets = bad, tickets
         kept = None if before is None else (before.orders.transport, before.letters.transport)
         if kept is None:
@@ -67,7 +67,7 @@ class Worker:
             kept = first, second
         shared = SharedLetters()
         kept[0].shared, kept[1].letters = {ORDERS.dlq: shared}, shared
-        self.orders = MemoryPartition(bad, "1s", topology=ORDERS, transport=kept[0])
+        self.orders = MemoryPartition(bad, "1s", topology=ORDERS, transport=kept[0], **more)
         self.letters = MemoryPartition(tickets, "1m*2", topology=LETTERS, transport=kept[1])
         object.__setattr__(self.letters.engine.context, "letters", shared)
 
@@ -117,9 +117,9 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> AsyncIterator[Worker]:
-    """Run a worker, after another that was killed."""
-    made = Worker(bad, tickets, before)
+async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None, **more: Any) -> AsyncIterator[Worker]:
+    """Run a worker, after another that was killed; `more` is about its handler of records."""
+    made = Worker(bad, tickets, before, **more)
     async with made.orders, made.letters:
         await made.settle()
         yield made

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retryapp.core.dead_index import index_letter
 from retryapp.lookup import payloads
 from retryapp.lookup.payloads import Kind, header_text, hex_dump, lay_out_json, payload_of, printable
-from retryapp.lookup.records import key_text
+from retryapp.lookup.records import dead_summary, key_text
+from retryapp.ports import DeadEntry
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -103,10 +105,12 @@ def test_hex_dump_holds_every_byte(raw: bytes) -> None:
     ("key", "text"),
     [
         (b"customer-17", "customer-17"),
-        ("é".encode() * 20, "é" * 16),
-        (b"a" + "é".encode() * 20, "a" + "é" * 15),
+        ("é".encode() * 20, "é" * 16 + "…"),
+        (b"a" + "é".encode() * 20, "a" + "é" * 15 + "…"),
         ("é".encode("latin-1") + b"a" * 31, "0xe9" + "61" * 31),
-        ("é".encode("latin-1") + b"a" * 90, "0xe9" + "61" * 31),
+        ("é".encode("latin-1") + b"a" * 90, "0xe9" + "61" * 31 + "…"),
+        (b"a" * 32, "a" * 32),
+        (b"a" * 33, "a" * 32 + "…"),
         (b"\x00a", "0x0061"),
         (b"a\x1b", "0x611b"),
         (b"", ""),
@@ -114,8 +118,12 @@ def test_hex_dump_holds_every_byte(raw: bytes) -> None:
     ],
 )
 def test_the_key_in_a_list_is_what_was_sent_or_hex(key: bytes | None, text: str | None) -> None:
-    """A long one that is no UTF-8 lost its odd bytes, and looked like another key."""
-    assert key_text(key) == text
+    """A long one that is no UTF-8 lost its odd bytes, and looked like another key, as did one that was cut.
+
+    A dead letter's index has the beginning alone.
+    """
+    letter = DeadEntry(partition=0, row=index_letter(7, (), key, 1))
+    assert key_text(key) == dead_summary(letter)["key"] == text
 
 
 def test_header_values_are_text_or_hex() -> None:

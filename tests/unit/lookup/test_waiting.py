@@ -10,9 +10,13 @@ import pytest
 from samples import WAITING, removal, waiting_row
 
 from retryapp.cli import causes
+from retryapp.cli._output import list_text
 from retryapp.core.causes import CauseCount
+from retryapp.core.classify import DeadReason
+from retryapp.core.hops import to_stopped_row
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.record import Record
+from retryapp.core.rows import encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import fold_changelog, reader
 from retryapp.lookup import records
@@ -59,6 +63,21 @@ def test_rows_that_do_not_fit_are_not_kept(kept: list[Any], wanted: LetterFilter
     listed = records.list_waiting(CONNECTION, [TOPOLOGY], partition=None, wanted=wanted, limit=None)
     assert [each["origin_offset"] for each in listed.records] == found
     assert len(kept) == len(found)
+
+
+def test_a_dead_record_whose_sequence_has_stopped_is_listed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was one of those that wait, in the list and among the causes, though it was one of the dead as well."""
+    row = waiting_row(1)
+    stopped = encode_row(to_stopped_row(b"k", replace(WAITING, due_at_ms=None, reason=DeadReason.EXHAUSTED)))
+    rows = [waiting_row(0), row._replace(value=stopped)]
+    read = [Record(TOPOLOGY.pending_changelog, 0, at, 1, each.identity, each.value, ()) for at, each in enumerate(rows)]
+    monkeypatch.setattr(reader, "read_topic", lambda *_args, **_more: iter(read))
+    monkeypatch.setattr(causes, "read_letters", lambda *_: [])
+    listed = records.list_waiting(CONNECTION, [TOPOLOGY], partition=None, limit=1)
+    assert (len(listed.records), listed.matching, listed.marked) == (1, 2, {"stopped": 1})
+    text = list_text(listed, {"held by": "held_by"}, 0, of="records", none="", still="waiting")
+    assert text.endswith("1 of 2 records: 1 still waiting, 1 stopped")
+    assert [each["waiting"] for each in causes.list_causes(CONNECTION, [TOPOLOGY])] == [1]
 
 
 def test_a_value_is_decoded_for_the_row_that_a_record_has_in_the_end(kept: list[Any]) -> None:

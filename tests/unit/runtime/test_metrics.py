@@ -86,7 +86,14 @@ def test_gauges_leave_out_other_workers() -> None:
     """The scheduler that waits longest, what tables have yet to read, and so on; `partitions` counts all workers'."""
     parts = [
         partition(
-            0, pending=3, pending_by_tier={"5m": 2, "1h": 1}, next_due_ms=5_000, dead=4, in_flight=1, looked_ms=9_000
+            0,
+            pending=3,
+            pending_by_tier={"5m": 2, "1h": 1},
+            stopped=2,
+            next_due_ms=5_000,
+            dead=4,
+            in_flight=1,
+            looked_ms=9_000,
         ),
         partition(1, pending=1, pending_by_tier={"5m": 1}, next_due_ms=2_500, release_lag_ms=1_500, looked_ms=4_500),
         partition(2, state="opening", pending_behind=70),
@@ -106,6 +113,7 @@ def test_gauges_leave_out_other_workers() -> None:
     assert {
         ("retryapp_pending_records", ("orders", "5m")): 3,
         ("retryapp_pending_records", ("orders", "1h")): 1,
+        ("retryapp_stopped_sequences", ("orders",)): 2,
         ("retryapp_oldest_due_timestamp_seconds", ("orders",)): 2.5,
         ("retryapp_dead_letters", ("orders",)): 4,
         ("retryapp_in_flight_records", ("orders",)): 1,

@@ -117,12 +117,24 @@ def test_failures_count_by_cause_in_the_last_minutes_and_before() -> None:
 
 
 def test_a_worker_that_has_just_begun_knows_nothing_of_before() -> None:
-    """That is unknown, and no zero."""
+    """That is unknown, and no zero; nor is what has not failed yet since then. After a restart all causes had 0."""
     clock = VirtualClock(0)
     watch = CauseWatch(clock)
     clock.advance(30_000)
     cause = fail(watch, "HTTP 503", 3)
     assert trend_of([watch.of("orders")], cause) == (6.0, None)
+    assert trend_of([watch.of("orders")], "c1-other") == (None, None)
+    clock.advance(30_000)
+    assert trend_of([watch.of("orders")], "c1-other") == (0.0, None)
+
+
+def test_a_worker_that_has_just_begun_and_delivered_nothing_is_not_counted() -> None:
+    """Its rate was 0 at once, although partitions were still being opened."""
+    young = Activity(span_s=LOOK_S, deliveries=0, failures=0)
+    assert rates_of([young]) is None
+    rates = rates_of([young, Activity(span_s=SPAN_S, deliveries=0, failures=0)])
+    assert rates is not None
+    assert (rates.deliveries_per_min, rates.workers, rates.of_workers, rates.is_least) == (0, 1, 2, True)
 
 
 def test_causes_are_bounded() -> None:

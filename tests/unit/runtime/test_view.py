@@ -77,11 +77,11 @@ CAUSE = CauseCount(cause_id="c1-1", name="E", records=700, attempts=1, first_ms=
 
 @pytest.fixture
 def orders(runtime: Runtime) -> Any:
-    """Partition 0 of two, with an open lane: 742 records wait, 3 are dead."""
+    """Partition 0 of two, with an open lane: 742 records wait, 3 are dead, 2 of which stop sequences."""
     runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
     runtime.assigned = True
     asked: Any = {"due": lambda *_: ((), 5_000), "page": lambda *_: []}
-    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, causes=lambda: [CAUSE], **asked)
+    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42, "stopped": 2}, causes=lambda: [CAUSE], **asked)
     placed: Any = SimpleNamespace(
         engine=engine(running=1),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
@@ -119,6 +119,12 @@ def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime
     orders.engine.commands = SimpleNamespace(levels=SimpleNamespace(paused=None, forced={}), parts=parts)
     info = RuntimeView(runtime).partitions("orders")[0]
     assert json.loads(json.dumps(asdict(info)))["jobs"] == {"running": 1}
+
+
+def test_a_dead_record_that_stops_its_sequence_does_not_wait(runtime: Runtime, orders: Any) -> None:
+    """Its row is in the table of what waits, and it counted there and as dead."""
+    info = RuntimeView(runtime).partitions("orders")[0]
+    assert (info.pending, info.pending_by_tier, info.stopped, info.dead) == (742, {"1s": 700, "10s": 42}, 2, 3)
 
 
 def test_a_handler_names_all_its_topics(runtime: Runtime) -> None:
