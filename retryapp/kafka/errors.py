@@ -99,5 +99,19 @@ class OwnerMismatchError(TopicMismatchError):
         super().__init__(topic, "owner", owner, expected, self.why)
 
 
+class DamagedProgressError(EnvironmentFault):
+    """A changelog's last progress record cannot be read. Operator action: find what else writes to that topic."""
+
+    def __init__(self, topic: str, partition: int, offset: int, problem: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.problem = problem
+        super().__init__(
+            f"damaged progress record {topic}[{partition}]@{offset}: {problem}. Another program has written it: find "
+            f"that one. A worker that runs writes the next one with the next record of this partition"
+        )
+
+
 class UnreadableHeaderError(RecordError):
     """A record has a header whose name is not UTF-8, which the client library cannot hand over."""

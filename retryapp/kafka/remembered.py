@@ -22,6 +22,7 @@ from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
+from retryapp.kafka.errors import DamagedProgressError
 from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_together
 
@@ -97,7 +98,11 @@ def _not_obeyed(
 def progress_records(
     connection: KafkaConnection, topology: HandlerTopology, topic_id: str = ""
 ) -> dict[int, marks.ProgressRecord]:
-    """Return the last progress record of each partition of the changelog; `topic_id`: that of the main topic now."""
+    """Return the last progress record of each partition of the changelog; `topic_id`: that of the main topic now.
+
+    Raises:
+        DamagedProgressError: one cannot be read.
+    """
     topic = topology.pending_changelog
     todo = KafkaAdmin(connection).offsets(topic)
     last: dict[int, Record] = {}
@@ -109,12 +114,15 @@ def progress_records(
         todo = {number: kept for number, kept in todo.items() if number not in last and kept.start < starts[number]}
         if not todo:
             break
-    return {
-        number: marks.read_progress(record.value or b"", topic_id, topology.main)._replace(
-            written_ms=record.timestamp_ms
-        )
-        for number, record in sorted(last.items())
-    }
+    return {number: _read_progress(record, topic_id, topology.main) for number, record in sorted(last.items())}
+
+
+def _read_progress(record: Record, topic_id: str, main: str) -> marks.ProgressRecord:
+    try:
+        noted = marks.read_progress(record.value or b"", topic_id, main)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DamagedProgressError(record.topic, record.partition, record.offset, str(error)) from error
+    return noted._replace(written_ms=record.timestamp_ms)
 
 
 def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:

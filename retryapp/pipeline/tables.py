@@ -6,6 +6,7 @@ The Delta table keeps statistics of numbers only: text in the statistics of a lo
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -100,9 +101,19 @@ class Tables:
         return None
 
     def _are_there(self, files: Sequence[str]) -> bool:
-        """Tell whether all of these files are there, by one listing of each folder: elsewhere each question is slow."""
-        folders = {uri.rpartition("/")[0] for uri in files}
-        return {f"{folder}/{name}" for folder in folders for name in self.files.names(folder)}.issuperset(files)
+        """Tell whether all of these files are there: elsewhere each question is slow, and so is a listing of thousands.
+
+        So a folder is listed where several of its files are asked for.
+        """
+        folders: dict[str, list[str]] = defaultdict(list)
+        for uri in files:
+            folders[uri.rpartition("/")[0]].append(uri)
+        return all(
+            self.files.exists(uris[0])
+            if len(uris) == 1
+            else {f"{folder}/{name}" for name in self.files.names(folder)}.issuperset(uris)
+            for folder, uris in folders.items()
+        )
 
     def _commit(self, version: int) -> str:
         return f"{self._log}/{version:020}.json"

@@ -136,15 +136,25 @@ def test_the_log_names_the_files_with_all_rows(
 ) -> None:
     """So a first analysis needs no query of Delta's; joined or not, until rows were deleted.
 
-    Of no file is asked whether it is there: there may be thousands, on an object store.
+    Of no file is asked whether it is there: there may be thousands, on an object store. And none are listed for one.
     """
-    tables, asked, exists = Tables(copied.lake), list[str](), Files.exists
+    tables, asked = Tables(copied.lake), list[str]()
     tables.join_small_files()
-    monkeypatch.setattr(Files, "exists", lambda files, uri: (asked.append(uri), exists(files, uri))[1])
-    files = tables.added_between(None, place_of(next(tables.commits())))
-    assert files is not None
+    for name in ("exists", "names"):
+        ask = getattr(Files, name)
+        monkeypatch.setattr(Files, name, lambda files, uri, ask=ask: (asked.append(uri), ask(files, uri))[1])
+
+    def added(since: list[int] | None) -> list[str]:
+        asked.clear()
+        files = tables.added_between(since, place_of(next(tables.commits())))
+        assert files is not None
+        return files
+
+    files = added(None)
     assert len(files) == 2
-    assert [uri for uri in asked if uri.endswith(".parquet")] == []
+    assert [uri for uri in asked if "/date=" in uri] == [files[0].rpartition("/")[0]]
+    first = next(commit for commit in tables.commits() if commit["version"] == 0)
+    assert added(place_of(first)) == [uri for uri in asked if "/date=" in uri] == files[:1]
     assert tables.read_files(files).count() == tables.read().count() == 9
     spark.sql(f"DELETE FROM {quoted(copied.lake.table(RECORDS_TABLE))} WHERE offset = 0")  # noqa: S608 - a folder of this test
     assert tables.added_between(None, place_of(next(tables.commits()))) is None

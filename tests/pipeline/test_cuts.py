@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from history import Group
 
 from retryapp.core import marks
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka.errors import DamagedProgressError
 from retryapp.pipeline.analysis.cuts import take_cut
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.stage import wait_for
@@ -35,7 +37,8 @@ def member(connection: KafkaConnection, group: str, topic: str) -> Iterator[None
 def test_a_cut_is_where_the_last_transactions_of_its_lanes_were(connection: KafkaConnection) -> None:
     """Or where somebody has set the group's offset. Kafka forgets offsets, and keeps those of a former main topic.
 
-    Without the changelog nothing is left out; a main topic that is gone is named.
+    Without the changelog, or with one that was made again, nothing is left out of partitions that the group had begun;
+    a main topic that is gone is named.
     """
     group = Group(connection, partitions=6, has_main=True)
     main, name, changelog = group.topology.main, group.topology.group, group.topology.pending_changelog
@@ -64,7 +67,25 @@ def test_a_cut_is_where_the_last_transactions_of_its_lanes_were(connection: Kafk
     taken = take_cut(group.admin, name)
     assert [row[-1] for row in taken.rows] == [7, 9, 1_000, 0, 4, 5]
     assert (taken.forgotten, taken.tallies) == ((f"{name} {main} 4",), ())
+    group.make()  # a worker's next start would make the changelog again
+    taken = take_cut(group.admin, name)
+    assert ([row[-1] for row in taken.rows], taken.forgotten) == ([7, 9, 1_000, 0, 0, 5], ())
+    group.send(group.topology.dlq, 4, b"k", b"v")  # so the group had begun that partition
+    group.flush()
+    taken = take_cut(group.admin, name)
+    assert ([row[-1] for row in taken.rows], taken.forgotten) == ([7, 9, 1_000, 0, 4, 5], (f"{name} {main} 4",))
     group.operator.delete_topic(main)
     taken = take_cut(group.admin, name)
     assert (taken.rows, taken.gone) == ([], (main,))
     assert taken.lives.keys() == {*group.topology.owned} - {changelog, group.topology.control}
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", b'{"v":1}'])
+def test_a_damaged_progress_record_is_named(connection: KafkaConnection, value: bytes) -> None:
+    """With its place: another program has written it."""
+    group = Group(connection, has_main=True)
+    changelog = group.topology.pending_changelog
+    group.send(changelog, 1, marks.PROGRESS, value)
+    group.flush()
+    with pytest.raises(DamagedProgressError, match=rf"{re.escape(changelog)}\[1\]@0"):
+        take_cut(group.admin, group.topology.group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from pyspark.sql import functions as F
 from stories import Story, story
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
-from retryapp.pipeline.analysis.outages import by_interval
+from retryapp.pipeline.analysis.outages import by_interval, outages
+from retryapp.pipeline.analysis.rollup import HOUR_MS
 
 
 def told(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
@@ -66,8 +68,7 @@ def test_funnel_lateness_and_cost(archive: Archive) -> Story:
 def test_causes_their_course_and_keys_that_fail_again(archive: Archive) -> Story:
     """A record counts for each cause it met; dead and pending go to its last one. Of keys two records are needed.
 
-    In the course, what is not named is together, and a window leaves out what ended before it. First-try successes are
-    spread over the range that a worker counted.
+    In the course, what is not named is together, and a window leaves out what ended before it.
     """
     mixed(archive)
     tables = yield
@@ -96,6 +97,34 @@ def test_causes_their_course_and_keys_that_fail_again(archive: Archive) -> Story
     for row in attempts:
         firsts[row["fingerprint"]] += row["records"] if row["is_first"] else 0
     assert firsts == {None: 6, "f1": 2, "f2": 1, "others": 1}
+
+
+@story(1_200)
+def test_a_backlog_is_no_outage(archive: Archive) -> Story:
+    """What failed in it is close together, and so are its successes: offsets say so, as counts of a minute do not.
+
+    So a short outage has its edges. A failure that was held before, or is of another clock, moves no success.
+    """
+    begins_ms = [
+        *(100 * number for number in range(300)),  # ten a second, of which a fifth fails
+        *(40_000 + 20 * number for number in range(150)),  # after a silence of ten seconds: those of 15 seconds at once
+        *(43_000 + 100 * number for number in range(750)),
+    ]
+    down = range(720, 819)  # and ten seconds of an outage
+    for offset, begin_ms in enumerate(begins_ms):
+        if offset % 5 == 0 or offset in down:
+            odd_ms = {50: 55_000, 100: -HOUR_MS}.get(offset, begin_ms)
+            archive.failed(offset, 1, started_ms=NOON_MS + odd_ms)
+    for first, end in pairwise((0, 470, 1_070, 1_200)):
+        failed = sum(offset % 5 == 0 or offset in down for offset in range(first, end))
+        times = {"from_ms": NOON_MS + begins_ms[first], "to_ms": NOON_MS + begins_ms[end - 1]}
+        archive.counted(first, end, ok=end - first - failed, failed=failed, **times)
+    tables = yield
+    firsts = [row for row in by_interval(tables.rollup, []) if row["bin_ms"] >= NOON_MS]
+    assert sum(row["records"] for row in firsts if row["fingerprint"] is None) == 1_200 - 240 - 79
+    (found,) = outages(firsts, bin_ms=1_000, until_ms=NOON_MS + 2 * MINUTE_MS)
+    assert (found["from_ms"] - NOON_MS, found["to_ms"] - NOON_MS) == (begins_ms[720] + 100, begins_ms[818] + 100)
+    assert (found["records"], found["share"]) == (99, pytest.approx(1.0, abs=0.02))
 
 
 @pytest.mark.timeout(20)

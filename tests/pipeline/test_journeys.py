@@ -35,7 +35,8 @@ def test_fates_and_what_is_missing(archive: Archive) -> Story:
     """Pending with its due time, dead with its reason; attempts that are not archived are counted, and copies.
 
     A record that ends its workers dies with the number of the attempt that had failed before: it is no further one. The
-    dead letter of a cancelled one takes a delivery's number; held, it was never tried, and has a cause.
+    dead letter of a cancelled one takes a delivery's number; held, it was never tried, and has a cause. One that was
+    cancelled while it ran has a worker.
     """
     archive.failed(1, 1)
     archive.failed(2, 1)
@@ -49,6 +50,8 @@ def test_fates_and_what_is_missing(archive: Archive) -> Story:
     archive.failed(6, 2, delivery=3, reason="cancelled")
     archive.held(7)
     archive.failed(7, 0, delivery=1, reason="cancelled", error_type="cancelled", error_message="", fingerprint="-")
+    archive.failed(8, 2, delivery=3, reason="cancelled", fingerprint="f8")
+    archive.failed(9, 2, reason="overflow", worker="h/w1", fingerprint="f9")
     tables = yield
     assert tables.ways == {
         1: "pending: 1 retried",
@@ -58,16 +61,19 @@ def test_fates_and_what_is_missing(archive: Archive) -> Story:
         5: "dead crashed: 1 retried",
         6: "dead cancelled, 1 missing: 2 retried",
         7: "dead cancelled",
+        8: "dead cancelled, 2 missing",
+        9: "dead overflow, 1 missing: 2 dead",
     }
     pending, dead, crashed = (tables.by_offset[offset] for offset in (1, 2, 5))
     assert (pending["due_at_ms"], pending["tier"]) == (NOON_MS + MINUTE_MS, "1m")
     assert (dead["error_type"], crashed["error_type"]) == ("TimeoutError", "Crashed")
     assert crashed["attempts"][0]["error_type"] == "ValueError"
     names = ("fingerprint", "error_type", "failures", "records", "dead", "letters", "last_seen_ms")
-    failed, held = (row for row in tables.causes if row["reason"] == "cancelled")
+    failed, held, copy = (row for row in tables.causes if row["reason"] == "cancelled")
     assert [failed[name] for name in names] == ["f1", "ValueError", 1, 1, 1, 1, NOON_MS + 100]
     assert [held[name] for name in names] == ["-", "cancelled", 0, 1, 1, 1, NOON_MS + 100]
     assert held["examples"][0]["failure_id"].endswith("/0/7")
+    assert [copy[name] for name in names[:-1]] == ["f8", "ValueError", 0, 1, 1, 1]
 
 
 @story(10)

@@ -16,7 +16,14 @@ from samples import dead, waiting
 
 from retryapp.core.control import LetterMark, MarkKind, is_mark
 from retryapp.core.errors import RetryAppError
-from retryapp.core.headers import OUR_HEADERS, RETRY_DUE_MS, RETRY_REASON, decode_metadata, encode_metadata
+from retryapp.core.headers import (
+    OUR_HEADERS,
+    RETRY_DUE_MS,
+    RETRY_REASON,
+    RETRY_WORKER,
+    decode_metadata,
+    encode_metadata,
+)
 from retryapp.core.lifecycle import (
     CircuitChanged,
     Commanded,
@@ -30,6 +37,7 @@ from retryapp.core.lifecycle import (
 )
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, Origin, parse_origin
+from retryapp.lookup.failures import NOT_RUN
 from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, readings_of
 from retryapp.pipeline.analysis.schemas import SAID
 
@@ -116,6 +124,7 @@ def expected_of_headers(found: Headers) -> dict[str, Any]:
         return NOTHING | {"unreadable": NO_HEADERS}
     facts = asdict(read)
     own = {"kind": station_of(found), "failure_id": read.failure_id, "ended_ms": read.last_failed_ms}
+    own |= {"started_ms": None} if read.reason in NOT_RUN and RETRY_WORKER not in names else {}
     place = {name: facts["origin"][name] for name in ("topic_id", "partition", "offset")}
     return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts} | place | own
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,10 +41,13 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     handlers = {topology.main: topology for topology in find_handlers(admin, group)}
     states = admin.describe_topics([*handlers, *(each.pending_changelog for each in handlers.values())])
     positions = Positions(admin.connection)
+    mains = {life.topic: life.main for life in ours}
+    begun = {(mains[topic], number) for (topic, number), end in positions.ends(places_of(ours)).items() if end}
     rows, tallies, forgotten = list[tuple[Any, ...]](), list[tuple[Any, ...]](), list[str]()
     for main in sorted(handlers.keys() & states.keys()):
         state = states[main]
-        reached = _reached(positions, handlers[main], state, states.get(handlers[main].pending_changelog))
+        changelog = states.get(handlers[main].pending_changelog)
+        reached = _reached(positions, handlers[main], state, changelog, begun)
         for number, (offset, tally, written_ms, is_forgotten) in reached.items():
             rows.append((cluster_id, group, main, state.topic_id, number, offset))
             forgotten += [f"{group} {main} {number}"] if is_forgotten else []
@@ -65,7 +68,11 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
 
 
 def _reached(
-    positions: Positions, topology: HandlerTopology, state: TopicState, changelog: TopicState | None
+    positions: Positions,
+    topology: HandlerTopology,
+    state: TopicState,
+    changelog: TopicState | None,
+    begun: Collection[tuple[str, int]],
 ) -> dict[int, tuple[int, Tally | None, int, bool]]:
     """Return by partition the cut, what was counted before it and not said yet, until when; is its offset forgotten?
 
@@ -81,7 +88,8 @@ def _reached(
         positions.settled_ends([(changelog.name, number) for number in range(changelog.partitions)])
         noted = progress_records(positions.connection, topology, state.topic_id)
     is_running = bool(positions.describe_group(topology.group).members)
-    ends = positions.ends([place for place in places if committed[place] is None and changelog is None])
+    lost = [place for place in places if committed[place] is None and place[1] not in noted]
+    ends = positions.ends([place for place in lost if changelog is None or place in begun])
     found = dict[int, tuple[int, Tally | None, int, bool]]()
     for place in places:
         offset, note, number = committed[place], noted.get(place[1]), place[1]

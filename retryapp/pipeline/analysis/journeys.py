@@ -17,6 +17,7 @@ from pyspark.sql.window import Window
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind
 from retryapp.core.hops import REPLAY
+from retryapp.lookup.failures import NOT_RUN
 from retryapp.pipeline.analysis.cuts import LIFE, Cut, is_present
 from retryapp.pipeline.analysis.reading import DLQ, MARK, MOVED
 from retryapp.pipeline.analysis.schemas import ATTEMPT, CUT, JOURNEYS, SAID
@@ -171,9 +172,9 @@ def _attempt() -> Column:
         "outcome": F.when(station == F.lit("retry"), "retried").when(station.isin(*_DEAD), "dead").otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    undelivered = DeadReason.CANCELLED.value, DeadReason.OVERFLOW.value
-    is_command = (F.col("step.tier") == F.lit(REPLAY)) | F.col("step.reason").isin(*undelivered)
-    was_delivered = (number > 0) & ~station.startswith(MARK) & ~(is_free & F.coalesce(is_command, F.lit(False)))
+    is_replay = is_free & (F.col("step.tier") == F.lit(REPLAY))
+    was_not_run = F.col("step.reason").isin(*NOT_RUN) & F.col("step.started_ms").isNull()
+    was_delivered = (number > 0) & ~station.startswith(MARK) & ~F.coalesce(is_replay | was_not_run, F.lit(False))
     return F.when(was_delivered & ~is_known, F.struct(*columns).cast(ATTEMPT))
 
 

@@ -28,6 +28,7 @@ from retryapp.core.lifecycle import (
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, failure_id, parse_failure_id, parse_origin
 from retryapp.core.topology import TopicRole
+from retryapp.lookup.failures import NOT_RUN
 from retryapp.pipeline.analysis.schemas import READINGS, SAID
 from retryapp.pipeline.schemas import HEADERS
 
@@ -81,19 +82,21 @@ def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:
     if H.RETRY_MARK in read.found:
         return _read_mark(headers, value)
     read.version()
-    number, name, place, is_dead = read.number, read.name, read.origin(), station == DLQ
+    number, name, place = read.number, read.name, read.origin()
+    reason = name(H.RETRY_REASON) if station == DLQ else None
     attempt, delivery = number(H.RETRY_ATTEMPT), read.delivery()
     replays = number(H.RETRY_REPLAYS) if H.RETRY_REPLAYS in read.found else 0
-    due_at_ms = None if is_dead else number(H.RETRY_DUE_MS)
+    due_at_ms = None if station == DLQ else number(H.RETRY_DUE_MS)
     times = read.timestamp(H.RETRY_ORIGIN_TIMESTAMP_MS), number(H.RETRY_STARTED_MS), number(H.RETRY_LAST_FAILED_MS)
     if not (
         0 < max(delivery, replays) <= MAX_COUNT and attempt <= delivery and max(*times, due_at_ms or 0) <= MAX_EPOCH_MS
     ):
         raise DamagedMetadataError(H.RETRY_ATTEMPT, "it, or another number of this record, is out of range")
+    was_run = reason not in NOT_RUN or H.RETRY_WORKER in read.found
     return (
         station, failure_id(name(H.RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0],
-        replays, attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(H.RETRY_TIER),
-        name(H.RETRY_REASON) if is_dead else None, name(H.RETRY_POLICY), name(H.RETRY_ERROR_TYPE),
+        replays, attempt, delivery, times[1] if was_run else None, times[2], None, due_at_ms,
+        read.optional_name(H.RETRY_TIER), reason, name(H.RETRY_POLICY), name(H.RETRY_ERROR_TYPE),
         read.text(H.RETRY_ERROR_MESSAGE), name(H.RETRY_FINGERPRINT), *_NOTHING[19:],
     )  # fmt: skip
 

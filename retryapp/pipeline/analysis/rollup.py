@@ -9,6 +9,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.journeys import has_failed
 
@@ -91,19 +92,17 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     mark = F.xxhash64(*by.values()).alias("mark")  # texts among the sums need a sort, which compares eight bytes first
     grouped = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
     of_journeys = grouped.agg(*(column.alias(name) for name, column in sums.items()))
-    return of_journeys.unionByName(_first_tries(progress, length_ms), allowMissingColumns=True)
+    return of_journeys.unionByName(_first_tries(journeys, progress, length_ms), allowMissingColumns=True)
 
 
-def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
-    """Return first-try successes by interval: workers count ranges of up to a minute, which are spread evenly."""
-    end_ms = F.greatest("from_ms", "to_ms")
-    begin_ms = F.greatest("from_ms", end_ms - HOUR_MS)  # a longer one is of a clock that was set meanwhile
-    first, last = bin_of(begin_ms, length_ms), bin_of(end_ms, length_ms)
-    places = progress.where(F.col("first_try_ok") > 0).select(
-        "group", "main", "first_try_ok", F.posexplode(F.sequence(first, last, F.lit(length_ms))).alias("n", "bin_ms"),
+def _first_tries(journeys: DataFrame, progress: DataFrame, length_ms: int) -> DataFrame:
+    """Return first-try successes by interval, those of a step spread evenly over its time."""
+    first, last = bin_of(F.col("from_ms"), length_ms), bin_of(F.col("to_ms"), length_ms)
+    places = _steps(journeys, progress).select(
+        "group", "main", "ok", F.posexplode(F.sequence(first, last, F.lit(length_ms))).alias("n", "bin_ms"),
         ((last - first) / F.lit(length_ms) + 1).cast("long").alias("count"),
     )  # fmt: skip
-    share = F.expr("(n + 1) * first_try_ok div count - n * first_try_ok div count")
+    share = F.expr("(n + 1) * ok div count - n * ok div count")
     summed = places.groupBy("group", "main", "bin_ms").agg(F.sum(share).alias("attempts"))
     return summed.where(F.col("attempts") > 0).select(
         "*",
@@ -112,6 +111,50 @@ def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
         F.lit("succeeded").alias("outcome"),
         F.lit(True).alias("is_first"),
     )
+
+
+def _steps(journeys: DataFrame, progress: DataFrame) -> DataFrame:
+    """Return how many records succeeded at first try from one time (``from_ms``) to another (``to_ms``).
+
+    Workers count by ranges of up to a minute. Records begin in the order of their offsets, so failures, whose times are
+    known, divide a range: successes of a backlog are not spread over the silence before it. Of several failures in a
+    row the earliest counts: one before it that began later was held. One beside the time of the range, as by another
+    clock, says nothing.
+    """
+    place, first = ["cluster_id", "group", "main", "partition"], F.get("attempts", 0)
+    end_ms = F.greatest("from_ms", "to_ms")
+    begin_ms = F.greatest("from_ms", end_ms - HOUR_MS)  # a longer one is of a clock that was set meanwhile
+    counted = F.struct("from_offset", "to_offset", begin_ms.alias("begin_ms"), end_ms.alias("end_ms"), "first_try_ok")
+    ranges = progress.where(F.col("first_try_ok") > 0).select(
+        *place, F.col("from_offset").alias("at"), counted.alias("range")
+    )
+    failed = journeys.where((first["delivery"] == 1) & first["error_type"].isNotNull()).select(
+        *place, F.col("offset").alias("at"), F.coalesce(first["started_ms"], first["ended_ms"]).alias("at_ms")
+    )
+    in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), "range.to_offset")
+    last = F.last("range", ignorenulls=True).over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    both = ranges.unionByName(failed, allowMissingColumns=True).withColumn("of", last)
+    is_in_time = F.col("at_ms").between(F.col("of.begin_ms"), F.col("of.end_ms"))
+    is_range = F.col("range").isNotNull()
+    points = both.where(is_range | ((F.col("at") < F.col("of.to_offset")) & is_in_time))
+    in_range = Window.partitionBy(*place, "of").orderBy("at", F.col("range").isNull())
+    since = F.min("at_ms").over(in_range.rowsBetween(Window.currentRow, Window.unboundedFollowing))
+    following = F.lead("at").over(in_range)
+    between = F.coalesce(following, "of.to_offset") - F.col("at") - F.when(is_range, 0).otherwise(1)
+    steps = points.withColumns(
+        {"from_ms": F.when(is_range, F.col("of.begin_ms")).otherwise(since), "between": between, "following": following}
+    )
+    whole = in_range.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    upto, total = F.sum("between").over(in_range), F.greatest(F.lit(1), F.sum("between").over(whole))
+    so_far = F.floor(F.col("of.first_try_ok") * (upto / total))
+    steps = steps.withColumns(
+        {
+            "to_ms": F.coalesce(F.lead("from_ms").over(in_range), "of.end_ms"),
+            "so_far": F.when(F.col("following").isNull(), F.col("of.first_try_ok")).otherwise(so_far),
+        }
+    )
+    ok = F.col("so_far") - F.coalesce(F.lag("so_far").over(in_range), F.lit(0))
+    return steps.select("group", "main", "from_ms", "to_ms", ok.alias("ok")).where(F.col("ok") > 0)
 
 
 def bucket_of(length_ms: Column) -> Column:

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 14  # of these tables and of the decoder; a result of another one does not stand
+ANALYSIS_VERSION: Final = 15  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -25,7 +25,7 @@ SAID: Final = struct(
     "skipped long, unreadable string"
 )
 """What one archived record says. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a
-``progress`` event the partition is that of its range.
+``progress`` event the partition is that of its range. ``started_ms`` is null of a dead letter without a run of its own.
 
 ``kind``: retry, dlq, that of an event (succeeded, progress, ...), or ``mark-`` and what became of a dead letter, or
 ``moved`` where somebody gave what waits another due time; ``newer-`` and the kind of an event of a newer retryapp, of
