@@ -98,7 +98,6 @@ def test_causes_their_course_and_keys_that_fail_again(archive: Archive) -> Story
     assert firsts == {None: 6, "f1": 2, "f2": 1, "others": 1}
 
 
-@pytest.mark.timeout(20)
 def test_a_policy_without_an_end_takes_no_hours() -> None:
     """One record may be tried thousands of times."""
     way = {"group": "billing", "main": MAIN, "replayed": False, "tier": "10s", "outcome": "retried", "attempts": 1}

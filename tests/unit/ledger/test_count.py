@@ -74,7 +74,6 @@ def test_counts_of_a_former_life_of_the_main_topic_do_not_count(counted, start):
     assert (fates(made.balance)["done"], made.balance.lost, made.problems) == (9 - start, 0, [])
 
 
-@pytest.mark.timeout(20)
 def test_a_record_that_is_tried_without_an_end_takes_no_minutes(counted, make_cut):
     """Each of its tries is a trace, six a minute; retry topics keep a week of them."""
     tries = 100_000

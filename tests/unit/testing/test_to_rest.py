@@ -14,7 +14,6 @@ from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.testing import MemoryPartition, Script, Step
 
-pytestmark = pytest.mark.timeout(20)
 OUTAGE = CircuitBreaker(minimum_calls=3)
 
 
