@@ -243,7 +243,8 @@ async def test_a_lane_that_does_not_finish_is_given_up(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, state: LaneState
 ) -> None:
     """An open one in bounded time: without a broker its last transaction never ends. Others have nothing to commit."""
-    monkeypatch.setattr(ownership, "_FINISH_S", 0.01 if state is LaneState.OPEN else 3_600.0)
+    for name in ("_FINISH_S", "_LEAST_FINISH_S"):
+        monkeypatch.setattr(ownership, name, 0.01 if state is LaneState.OPEN else 3_600.0)
     partition = _Partition(runtime, state=state, obedient=False)
     await runtime._on_revoked()
     assert partition.task.cancelled()
