@@ -303,7 +303,7 @@ def test_a_record_that_is_skipped_after_a_failure_was_counted_as_failed(counted)
     assert {problem.fault for problem in wrong.problems} == {Fault.COUNTS}
 
 
-def test_letters_on_several_topics_are_dead_letters(topics, make_cut, way):
+def test_letters_on_several_topics_are_dead_letters(topics, make_cut):
     """Those of rules, too; the letters of one record on two topics are one too many."""
     names = (*topics.names[:2], "app.orders.dlq", "app.orders.dlq.invalid", *topics.names[3:])
     several = Topics("app", names, 2)
