@@ -202,7 +202,7 @@ async def test_a_hook_that_hangs_holds_no_probe_back(worker: FakeWorker, monkeyp
 
     over = threading.Event()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    for hook in (hang, lambda _request: over.wait() and None):
+    for hook in (hang, lambda _request: bool(over.wait(20)) and None):
         monkeypatch.setattr(access, "HOOK_S", 0.2)
         async with serving(worker, Operators(hook=hook)) as url:
             assert (await ask(url, "/retries/", HTML))[0] == 403
