@@ -376,14 +376,14 @@ async def test_a_table_that_fails_is_opened_again_and_read_on(
         reader=reader,
         clock=clock,
     )
-    await asyncio.wait_for(keeper.known.wait(), 10)
+    await keeper.known.wait()
     assert isinstance(keeper.table, RocksDeadLetterTable)
     keeper.table._store._db = Mock(wraps=keeper.table._store.db, **{"get.side_effect": Exception(fault)})
     with pytest.raises(LettersUnknownError, match=fault):
         keeper.find(name(1))
     await asyncio.sleep(0)
     clock.advance(5_000)
-    await asyncio.wait_for(keeper.known.wait(), 10)
+    await keeper.known.wait()
     assert [call.args[1] for call in reader.read.await_args_list] == [3, read_from]
     assert at(keeper.find(name(1))) == (1 if read_from else None)
     keeper.task.cancel()

@@ -55,14 +55,14 @@ def ask(client: socket.socket, text: bytes = b"hello") -> float:
 
 def test_latency_and_bandwidth(link: Link, client: socket.socket) -> None:
     """Each way takes its time; else everything passes in order, also much of it."""
-    assert ask(client) < 5
-    ask(client, bytes(range(256)) * 4_000)
+    much = bytes(range(256)) * 4_000
+    ask(client, much)
     link.change(latency_s=0.1)
     assert ask(client) >= 0.2
     link.change(latency_s=0.0, bytes_per_s=1_000)
     assert ask(client, bytes(200)) >= 0.4
     link.heal()
-    assert ask(client) < 5
+    ask(client, much)  # minutes, were it still narrow
 
 
 @pytest.mark.parametrize("way", ["up", "down"])

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,10 +161,8 @@ def test_a_killed_child_can_be_started_again(make: Make) -> None:
 
 def test_a_wait_names_its_condition_and_the_last_answer() -> None:
     """The deadline holds."""
-    began_s = time.monotonic()
     with pytest.raises(NotInTimeError, match=re.escape("not within 0.1 s: pigs fly; last answer: 0")):
         wait_for(lambda: 0, "pigs fly", timeout_s=0.1, every_s=0.01)
-    assert time.monotonic() - began_s < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not hold processes to processors")

@@ -127,7 +127,6 @@ def test_a_backlog_is_no_outage(archive: Archive) -> Story:
     assert (found["records"], found["share"]) == (99, pytest.approx(1.0, abs=0.02))
 
 
-@pytest.mark.timeout(20)
 def test_a_policy_without_an_end_takes_no_hours() -> None:
     """One record may be tried thousands of times."""
     way = {"group": "billing", "main": MAIN, "replayed": False, "tier": "10s", "outcome": "retried", "attempts": 1}

@@ -39,9 +39,6 @@ class Referring:
     def __init__(self) -> None:
         self.lost: set[Origin] = set()
         """Records that are not there any more."""
-        self.copies = 0
-        """Rows with payloads, of records that may wait by reference."""
-        self.references = 0
         self.deaths_ms: list[float] = []
         """When a handler has ended its worker."""
 
@@ -75,10 +72,7 @@ class Referring:
         Raises:
             Violation: it is not so.
         """
-        is_reference = row[1] >= 2
-        self.references += is_reference
-        self.copies += not is_reference
-        if not is_reference:
+        if row[1] < 2:  # a copy
             return
         at = row.rfind(struct.pack(">BH", 2, _REFERENCE.size - 3))
         _, _, time_ms, _, _, safe_ms = _REFERENCE.unpack_from(row, at)

@@ -217,7 +217,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
 
 @pytest.mark.parametrize(("processes", "count"), [("3", 3), ("auto", 5)])
 def test_several_processes_run_the_same_command(
-    started: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch, processes: str, count: int
+    started: list[tuple[list[str], int]], processes: str, count: int
 ) -> None:
     """Each checks and prints the same."""
     words = ["worker", "wk_good", "--processes", processes, "-l", "error"]

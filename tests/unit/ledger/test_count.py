@@ -74,7 +74,6 @@ def test_counts_of_a_former_life_of_the_main_topic_do_not_count(counted, start):
     assert (fates(made.balance)["done"], made.balance.lost, made.problems) == (9 - start, 0, [])
 
 
-@pytest.mark.timeout(20)
 def test_a_record_that_is_tried_without_an_end_takes_no_minutes(counted, make_cut):
     """Each of its tries is a trace, six a minute; retry topics keep a week of them."""
     tries = 100_000
@@ -304,7 +303,7 @@ def test_a_record_that_is_skipped_after_a_failure_was_counted_as_failed(counted)
     assert {problem.fault for problem in wrong.problems} == {Fault.COUNTS}
 
 
-def test_letters_on_several_topics_are_dead_letters(topics, make_cut, way):
+def test_letters_on_several_topics_are_dead_letters(topics, make_cut):
     """Those of rules, too; the letters of one record on two topics are one too many."""
     names = (*topics.names[:2], "app.orders.dlq", "app.orders.dlq.invalid", *topics.names[3:])
     several = Topics("app", names, 2)

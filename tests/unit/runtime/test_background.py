@@ -95,8 +95,7 @@ async def test_a_worker_ends_whose_main_topic_was_made_again(
     monkeypatch.setattr(module, "end_process", lambda why: (ended.append(why), done.set()))
     runtime.leave = leave  # type: ignore[method-assign]
     task = asyncio.create_task(runtime._look_for_other_topics())
-    async with asyncio.timeout(10):
-        await done.wait()
+    await done.wait()
     task.cancel()
     assert (states, ended[0], len(ended)) == ([], "handed over", 2)
     assert f"{main} was deleted and made again" in ended[1]
@@ -106,8 +105,7 @@ async def going_on(task: asyncio.Task[None], done: asyncio.Event) -> None:
     """Wait until a task has gone on, and end it."""
     waiting = asyncio.create_task(done.wait())
     try:
-        async with asyncio.timeout(10):
-            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         assert not task.done()
         assert done.is_set()
     finally:

@@ -70,9 +70,8 @@ async def test_holds_and_positions_are_set_in_the_consumers_thread(
     for name in ("pause", "seek", "resume"):
         noting(name)
     consumer.intake.epoch = Epochs({OURS: 0})
-    async with asyncio.timeout(5):
-        await consumer.hold([OURS])
-        await consumer.reposition({OURS: 4})
+    await consumer.hold([OURS])
+    await consumer.reposition({OURS: 4})
     assert seen == dict.fromkeys(("pause", "epoch", "seek", "resume"), elsewhere)
     assert consumer.intake.epoch == {OURS: 1}
 
@@ -83,16 +82,15 @@ async def test_a_position_that_the_topic_has_not_is_told_and_not_moved(
     """The client library would go on at the beginning or the end; what lies between would be skipped in silence."""
     told: asyncio.Queue[tuple[TopicPartition, int]] = asyncio.Queue()
     consumer.intake.on_out_of_range = lambda tp, position: told.put_nowait((tp, position))
-    async with asyncio.timeout(5):
-        await consumer.reposition({OURS: 4})
+    await consumer.reposition({OURS: 4})
 
-        def refuse(client: Any) -> tuple[int, bool]:
-            state = client.state_value(aiokafka.TopicPartition(*OURS))
-            state.await_reset(OffsetResetStrategy.EARLIEST)
-            return state.position, state.paused
+    def refuse(client: Any) -> tuple[int, bool]:
+        state = client.state_value(aiokafka.TopicPartition(*OURS))
+        state.await_reset(OffsetResetStrategy.EARLIEST)
+        return state.position, state.paused
 
-        assert await consumer.in_thread(refuse) == (4, True)
-        assert await told.get() == (OURS, 4)
+    assert await consumer.in_thread(refuse) == (4, True)
+    assert await told.get() == (OURS, 4)
 
 
 async def test_a_worker_with_nothing_to_fetch_does_not_look_idle(
@@ -102,8 +100,7 @@ async def test_a_worker_with_nothing_to_fetch_does_not_look_idle(
     subscription = SimpleNamespace(_last_fetch_ended=0.0)
     monkeypatch.setattr(type(client), "_subscription", subscription)
     consumer.pause_partitions(consumer.assignment())
-    async with asyncio.timeout(5):
-        assert [found async for found in consumer.getmany(1.0)] == []
+    assert [found async for found in consumer.getmany(1.0)] == []
     assert subscription._last_fetch_ended > 0
 
 
@@ -120,9 +117,8 @@ async def test_an_error_of_the_group_ends_the_worker_also_when_nothing_is_fetche
 
     monkeypatch.setattr(type(client), "check_errors", check_errors, raising=False)
     monkeypatch.setattr(consumer_module, "_WATCH_S", 0.001)
-    async with asyncio.timeout(5):
-        with pytest.raises(GroupAuthorizationFailedError):
-            await consumer._watch_group.fun(consumer)
+    with pytest.raises(GroupAuthorizationFailedError):
+        await consumer._watch_group.fun(consumer)
     assert asked == [elsewhere, elsewhere]
 
 
@@ -196,8 +192,7 @@ def fetching(
         monkeypatch.setattr(type(client), "_max_poll_records", None, raising=False)
         monkeypatch.setattr(stopped_thread, "_consumer", client)
         monkeypatch.setattr(stopped_thread, "_fetch_records", fetches)
-        async with asyncio.timeout(5):
-            returned = await stopped_thread._fetch_on(1.0)
+        returned = await stopped_thread._fetch_on(1.0)
         return {tp: [record.offset for record in batch] for tp, batch in returned.items()}, fetches.asked
 
     return run
@@ -359,5 +354,5 @@ async def test_topics_that_a_young_broker_does_not_know_yet_are_asked_for_again(
     await consumer.on_partitions_assigned(set(), 5)
     await asyncio.sleep(0)
     await consumer.on_partitions_revoked(set())  # the next assignment looks by itself
-    await asyncio.wait_for(asyncio.gather(*consumer._futures), 5)
+    await asyncio.gather(*consumer._futures)
     assert client.unseen

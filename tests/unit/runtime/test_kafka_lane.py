@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -454,9 +453,7 @@ async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: T
     assert found == {DLQ.topic: [0], named.topic: [1, 0]}
 
 
-async def test_nothing_touches_the_tables_after_the_lane_has_closed(
-    open_lane: OpenLane, topics: Topics, tmp_path: Path
-) -> None:
+async def test_nothing_touches_the_tables_after_the_lane_has_closed(open_lane: OpenLane, topics: Topics) -> None:
     """The next owner opens the folder at once."""
     for n in range(20):
         topics.put(DLQ, headers=letter(n))

@@ -140,8 +140,7 @@ async def test_records_of_a_transaction_that_has_not_begun_are_never_sent(
     monkeypatch.setattr(accumulator, "drain_by_nodes", look)
     monkeypatch.setattr(sender, "_send_produce_req", produce)
     routine = asyncio.create_task(sender._sender_routine())
-    async with asyncio.timeout(5):
-        await looked.wait()
+    await looked.wait()
     routine.cancel()
     with suppress(asyncio.CancelledError):
         await routine
@@ -223,7 +222,7 @@ async def test_a_batch_is_given_up_that_was_refused_for_too_long(
     monkeypatch.setattr(sender._message_accumulator, "reenqueue", again.append)
     sender._in_flight.add(1)
     sender._muted_partitions.add(TP)
-    await asyncio.wait_for(sender._send_produce_req(1, {TP: batch}), 5)
+    await sender._send_produce_req(1, {TP: batch})
     assert ([type(each) for each in failed], again) == (([error], []) if fails else ([], [batch]))
     assert (sender._in_flight, sender._muted_partitions) == (set(), set())
 

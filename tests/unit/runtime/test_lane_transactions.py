@@ -165,7 +165,7 @@ async def test_offsets_that_may_not_be_committed_name_topic_and_right(lane: Kafk
 
 
 async def test_a_transactional_id_that_may_not_be_used_names_the_right(
-    lane: KafkaTransport, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+    lane: KafkaTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker refuses the fence with an error number. The error names the missing right."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from pathlib import Path
 from typing import Any
 
 import aiokafka.client
@@ -110,7 +109,7 @@ def test_a_context_that_trusts_nobody_by_name_leaves_it_to_the_system() -> None:
     assert not [name for name in derived if name.startswith("ssl.ca")]
 
 
-def test_options_win(tmp_path: Path) -> None:
+def test_options_win() -> None:
     """Said files take the place of what was read, and never meet it: librdkafka refuses both at once."""
     said = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "me.pem", "sasl.mechanisms": "GSSAPI"}
     connection = admin_connection(app(broker_credentials=login(ssl_context=trusting(AUTHORITY))), said)

@@ -15,15 +15,13 @@ from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.testing import MemoryPartition, Script, Step
 
+OUTAGE = CircuitBreaker(minimum_calls=3)
+
 
 class Order(BaseModel):
     """A value as handlers get it."""
 
     id: int
-
-
-pytestmark = pytest.mark.timeout(20)
-OUTAGE = CircuitBreaker(minimum_calls=3)
 
 
 async def failing(_value: bytes) -> None:
