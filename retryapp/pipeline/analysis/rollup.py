@@ -98,7 +98,7 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
 def _first_tries(journeys: DataFrame, progress: DataFrame, length_ms: int) -> DataFrame:
     """Return first-try successes by interval, those of a step spread evenly over its time."""
     first, last = bin_of(F.col("from_ms"), length_ms), bin_of(F.col("to_ms"), length_ms)
-    places = _steps(journeys, progress).select(
+    places = _steps(journeys, progress, length_ms).select(
         "group", "main", "ok", F.posexplode(F.sequence(first, last, F.lit(length_ms))).alias("n", "bin_ms"),
         ((last - first) / F.lit(length_ms) + 1).cast("long").alias("count"),
     )  # fmt: skip
@@ -113,13 +113,13 @@ def _first_tries(journeys: DataFrame, progress: DataFrame, length_ms: int) -> Da
     )
 
 
-def _steps(journeys: DataFrame, progress: DataFrame) -> DataFrame:
+def _steps(journeys: DataFrame, progress: DataFrame, length_ms: int) -> DataFrame:
     """Return how many records succeeded at first try from one time (``from_ms``) to another (``to_ms``).
 
     Workers count by ranges of up to a minute. Records begin in the order of their offsets, so failures, whose times are
-    known, divide a range: successes of a backlog are not spread over the silence before it. Of several failures in a
-    row the earliest counts: one before it that began later was held. One beside the time of the range, as by another
-    clock, says nothing.
+    known, divide a range: successes of a backlog are not spread over the silence before it. Of each interval the first
+    failure does, with how many there were. Of several in a row the earliest counts: one before it that began later was
+    held. One beside the time of the range, as by another clock, says nothing.
     """
     place, first = ["cluster_id", "group", "main", "partition"], F.get("attempts", 0)
     end_ms = F.greatest("from_ms", "to_ms")
@@ -128,9 +128,12 @@ def _steps(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     ranges = progress.where(F.col("first_try_ok") > 0).select(
         *place, F.col("from_offset").alias("at"), counted.alias("range")
     )
-    failed = journeys.where((first["delivery"] == 1) & first["error_type"].isNotNull()).select(
-        *place, F.col("offset").alias("at"), F.coalesce(first["started_ms"], first["ended_ms"]).alias("at_ms")
+    tried = journeys.where((first["delivery"] == 1) & first["error_type"].isNotNull()).select(
+        *place, "offset", F.coalesce(first["started_ms"], first["ended_ms"]).alias("began_ms")
     )
+    of_bins = tried.groupBy(*place, bin_of(F.col("began_ms"), length_ms))  # one of each: all would have to be sorted
+    first_of_bin = {"at": F.min("offset"), "at_ms": F.min("began_ms"), "failures": F.count(F.lit(1))}
+    failed = of_bins.agg(*(column.alias(name) for name, column in first_of_bin.items())).select(*place, *first_of_bin)
     in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), "range.to_offset")
     last = F.last("range", ignorenulls=True).over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     both = ranges.unionByName(failed, allowMissingColumns=True).withColumn("of", last)
@@ -140,7 +143,8 @@ def _steps(journeys: DataFrame, progress: DataFrame) -> DataFrame:
     in_range = Window.partitionBy(*place, "of").orderBy("at", F.col("range").isNull())
     since = F.min("at_ms").over(in_range.rowsBetween(Window.currentRow, Window.unboundedFollowing))
     following = F.lead("at").over(in_range)
-    between = F.coalesce(following, "of.to_offset") - F.col("at") - F.when(is_range, 0).otherwise(1)
+    offsets = F.coalesce(following, "of.to_offset") - F.col("at")
+    between = F.greatest(F.lit(0), offsets - F.coalesce("failures", F.lit(0)))
     steps = points.withColumns(
         {"from_ms": F.when(is_range, F.col("of.begin_ms")).otherwise(since), "between": between, "following": following}
     )
