@@ -339,7 +339,8 @@ class Handler:
         return self.values.decode(value)
 
 
-def _unwrapped(function: HandlerFunction) -> HandlerFunction:
+def unwrapped(function: HandlerFunction) -> HandlerFunction:
+    """Return the function in a partial, or the function."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -347,12 +348,12 @@ def _unwrapped(function: HandlerFunction) -> HandlerFunction:
 
 def body_of(function: HandlerFunction) -> HandlerFunction:
     """Return what runs when a handler is called: the function in a partial, the `__call__` of an object."""
-    function = _unwrapped(function)
+    function = unwrapped(function)
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _name(function: HandlerFunction) -> str:
-    function = _unwrapped(function)
+    function = unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
