@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from types import MethodType
+from types import MethodType, MethodWrapperType
 from typing import Any, Final
 
 from retryapp.core.batch import Batch
@@ -366,7 +366,7 @@ def _called(function: Any) -> Any:
         return MethodType(_called(function.__func__), function.__self__)
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
-        return function if inspect.isroutine(function) else _called(function.__call__)
+        return function if isinstance(function.__call__, MethodWrapperType) else _called(function.__call__)
     with suppress(ValueError):  # it is in C, as `functools.lru_cache`
         own = inspect.signature(function, follow_wrapped=False).parameters.values()
         if all(each.kind is not each.VAR_POSITIONAL for each in own):
