@@ -132,7 +132,11 @@ async def test_a_function_of_one_record_with_lists_or_of_the_delivery_alone_is_r
     ):
         with pytest.raises(InvalidSettingError, match=r"takes a list: annotate it as list\["):
             MemoryPartition(taking(annotation), "1s", value=made, batch=Batch())
-    for annotation, settings in ((Delivery, {"value": dict}), (list[Delivery], {"batch": Batch()})):
+    for annotation, settings in (
+        (Delivery, {"value": dict}),
+        (Delivery | None, {}),
+        (list[Delivery], {"batch": Batch()}),
+    ):
         with pytest.raises(HandlerSignatureError, match="says that it takes the delivery"):
             MemoryPartition(taking(annotation), "1s", **settings)
 

@@ -160,17 +160,10 @@ def check_value(handler: Handler) -> None:
 
 def _check_second(handler: Handler, second: inspect.Parameter) -> None:
     """Refuse a second argument that says it is another class than what it gets."""
-    takes = second.annotation
-    while get_origin(takes) in (Annotated, Union, UnionType):
-        if get_origin(takes) is Annotated:
-            takes = get_args(takes)[0]
-            continue
-        takes, *others = [member for member in get_args(takes) if member is not NoneType]
-        if others:
-            return
+    takes = _bare(second.annotation)
     gets, kind = (Delivery, "the delivery") if handler.batch is None else (list, "the list of deliveries")
     of = get_origin(takes) or takes
-    if not isinstance(of, type) or of in (second.empty, Any) or getattr(of, "_is_protocol", False):
+    if not isinstance(of, type) or of in (second.empty, Any, UnionType) or getattr(of, "_is_protocol", False):
         return
     try:
         # a name that is evaluated may be found in the module, as that of the first argument
@@ -182,7 +175,18 @@ def _check_second(handler: Handler, second: inspect.Parameter) -> None:
         raise HandlerSignatureError(handler.name, f"{problem}else it needs, as functools.partial does")
 
 
+def _bare(annotation: Any) -> Any:
+    """Return an annotation without what is said beside the type, and without None; a choice of types as it is."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not NoneType]
+        if get_origin(annotation) is not Annotated and len(members) > 1:
+            break
+        annotation = members[0]
+    return annotation
+
+
 def _is_delivery(annotation: Any) -> bool:
+    annotation = _bare(annotation)
     return annotation is Delivery or (get_origin(annotation) is list and get_args(annotation) == (Delivery,))
 
 
