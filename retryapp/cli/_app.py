@@ -71,7 +71,7 @@ def load_application(spec: str) -> Retries:
             f"with @retries.handler(topic, policy=...)"
         )
     application: Retries = found
-    if application.app.conf.autodiscover:
+    if found.app.conf.autodiscover:
         prepare = import_module("faust.cli.base").prepare_app  # as a worker does: it may find handlers
         _calling(spec, "autodiscover", partial(prepare, application.app, spec))
     return application

@@ -68,8 +68,9 @@ def cli(*, show_traceback: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: the next connection would have its descriptor, as child processes do
+        if getattr(sys, name) is None:  # closed: the next file or connection would have its descriptor
             taking_all = Path(os.devnull).open(mode, errors="backslashreplace")  # noqa: SIM115 - to the end
+            os.set_inheritable(taking_all.fileno(), True)  # and in a child process that child's
             setattr(sys, name, taking_all)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # tables and keys have characters that a locale may lack

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -40,9 +44,11 @@ from retryapp.kafka import (
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import operation_names
-from retryapp.kafka.remembered import progress_records, remembered
+from retryapp.kafka.remembered import TAILS, progress_records, remembered
 
 _TRANSACTIONS: Final = "rights on transactions"
+_LOOK_S: Final = 1.0
+"""How long a start reads what former handlers have left; it waits twice as long for what cannot be interrupted."""
 MOST_BROKERS: Final = 12
 """Brokers whose settings are read; of a larger cluster those with the lowest ids."""
 
@@ -130,7 +136,7 @@ class _Cluster:
         yield from judge_rights(acls, topics=self.states, group=self.group_rights, cluster=facts.operations)
         yield from self._step("offsets", self._offsets)
         yield from self._step("pauses", self._paused)
-        yield from self._step("former handlers", lambda: _leftovers(self.admin, self.topologies))
+        yield from self._step("former handlers", lambda: left_behind(self.admin, self.topologies))
         yield from self._step("clock", self._clock)
 
     def _step(self, name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
@@ -289,21 +295,48 @@ def quick_findings(
         found += judge_brokers(facts, every, **times)
         found += judge_replicas(states)
         found += judge_rights(needed_acls(topologies), topics=states, group=None, cluster=None)
-        found += _leftovers(admin, topologies)
+        found += _soon_left(connection, topologies)
     except (RetryAppError, OSError):
         pass  # the start has its own checks and its own patience
     return _runnable([finding for finding in found if finding.counts], connection)
 
 
-def _leftovers(admin: KafkaAdmin, topologies: Sequence[HandlerTopology]) -> Iterator[Finding]:
+def _soon_left(connection: KafkaConnection, topologies: Sequence[HandlerTopology]) -> Sequence[Finding]:
+    """Return what is left behind, as far as that is known soon.
+
+    A thread looks: topics that the start does not need may be many or long, or have no leader or damaged records.
+    """
+    found: list[Finding] = []
+
+    def look() -> None:
+        with suppress(Exception):
+            found.extend(left_behind(KafkaAdmin(connection), topologies, deadline_s=time.monotonic() + _LOOK_S))
+
+    thread = threading.Thread(target=look, name="left-behind", daemon=True)
+    thread.start()
+    thread.join(2 * _LOOK_S)
+    return [*found]
+
+
+def left_behind(
+    admin: KafkaAdmin, topologies: Sequence[HandlerTopology], deadline_s: float = math.inf
+) -> Iterator[Finding]:
     """Report the handlers whose topics exist and that the application does not have."""
+
+    def convert(_key: bytes, _value: bytes) -> None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+
     for former in find_handlers(admin, topologies[0].group, but=[topology.main for topology in topologies]):
         changelog = former.pending_changelog
         if (state := admin.describe_topics([changelog]).get(changelog)) is not None:
-            noted = progress_records(admin.connection, former).items()
+            noted = progress_records(admin.connection, former, tails=TAILS).items()  # else all is read, and once
             floors = {number: record.floor for number, record in noted if record.changelog == state.topic_id}
-            rows = fold_changelog(admin.connection, changelog, lambda _key, _value: None, start=floors)
-            yield judge_old_handler(former.main, len(rows))
+            try:
+                waiting = len(fold_changelog(admin.connection, changelog, convert, start=floors))
+            except TimeoutError:
+                waiting = None
+            yield judge_old_handler(former.main, waiting)
 
 
 def _existing(

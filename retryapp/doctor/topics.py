@@ -157,14 +157,20 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
         )
 
 
-def judge_old_handler(main: str, waiting: int) -> Finding:
-    """Report the topics of a handler that the application has no more; a warning where records wait in its table."""
+def judge_old_handler(main: str, waiting: int | None) -> Finding:
+    """Report the topics of a handler that the application has no more; a warning where records wait in its table.
+
+    None: there was no time to count them.
+    """
     name, seen = f"handler of {main}", "this app has no such handler"
-    if not waiting:
+    if waiting == 0:
         return note(name, f"{seen}, but its topics exist; nothing waits in them", remedy="Delete its topics")
+    rows = "may have waiting records (`retryapp doctor` counts them)"
+    if waiting is not None:
+        rows = f"has {counted(waiting, 'waiting record')}"
     return warning(
         name,
-        f"{seen}, and its table has {counted(waiting, 'waiting record')}",
+        f"{seen}, and its table {rows}",
         why="they come back only when the handler does",
         remedy="Run that handler until nothing waits, or delete its topics to give the records up",
     )

@@ -27,7 +27,8 @@ from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_together
 
 C = TypeVar("C", HandlerCommand, JobCommand)
-_TAILS: Final = 100, 2_000, 2**63  # offsets: a transaction ends with the record that is looked for
+TAILS: Final = 100, 2_000
+"""Offsets: a transaction ends with the record that is looked for."""
 
 
 def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, Steering]:
@@ -96,9 +97,15 @@ def _not_obeyed(
 
 
 def progress_records(
-    connection: KafkaConnection, topology: HandlerTopology, topic_id: str = ""
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    topic_id: str = "",
+    *,
+    tails: Iterable[int] = (*TAILS, 2**63),
 ) -> dict[int, marks.ProgressRecord]:
-    """Return the last progress record of each partition of the changelog; `topic_id`: that of the main topic now.
+    """Return the last progress record of each partition of the changelog that has one in the last of `tails`.
+
+    `topic_id` is that of the main topic now.
 
     Raises:
         DamagedProgressError: one cannot be read.
@@ -106,7 +113,7 @@ def progress_records(
     topic = topology.pending_changelog
     todo = KafkaAdmin(connection).offsets(topic)
     last: dict[int, Record] = {}
-    for tail in _TAILS:
+    for tail in tails:
         starts = {number: max(kept.start, kept.stop - tail) for number, kept in todo.items()}
         for record in read_topic(connection, topic, partitions=todo, start=starts):
             if record.key == marks.PROGRESS:

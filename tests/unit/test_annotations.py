@@ -109,6 +109,10 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
         (parsed(takes_model), {}),
         (functools.partial(parsed(takes_model)), {}),
         (Parsed(takes_model), {}),
+        (functools.partial(Parsed(takes_model)), {}),
+        (taking(list[list[Any]]), {"value": list, "batch": Batch()}),
+        (taking(Sequence), {"value": Sequence, "batch": Batch()}),
+        (taking(dict | list), {"value": dict | list, "batch": Batch()}),
         (lambda _order: None, {}),
         (print, {}),
     ],
@@ -119,10 +123,20 @@ async def test_an_annotation_that_fits_or_says_nothing_is_taken(function: Any, s
 
 async def test_a_function_of_one_record_with_lists_or_of_the_delivery_alone_is_refused() -> None:
     """The first would get a list for each value, the other a value for the delivery: each record would fail."""
-    for made, annotation in ((Paid, Paid), (dict, dict[str, Any]), (list[Paid], list[Paid]), (int, int)):
+    for made, annotation in (
+        (Paid, Paid),
+        (dict, dict[str, Any]),
+        (list[Paid], list[Paid]),
+        (int, int),
+        (Paid | None, Paid | None),
+    ):
         with pytest.raises(InvalidSettingError, match=r"takes a list: annotate it as list\["):
             MemoryPartition(taking(annotation), "1s", value=made, batch=Batch())
-    for annotation, settings in ((Delivery, {"value": dict}), (list[Delivery], {"batch": Batch()})):
+    for annotation, settings in (
+        (Delivery, {"value": dict}),
+        (Delivery | None, {}),
+        (list[Delivery], {"batch": Batch()}),
+    ):
         with pytest.raises(HandlerSignatureError, match="says that it takes the delivery"):
             MemoryPartition(taking(annotation), "1s", **settings)
 
@@ -159,6 +173,7 @@ async def test_a_second_argument_that_is_no_delivery_is_refused(annotation: Any,
         (Delivery, {}),
         (Delivery | None, {}),
         (Annotated[Delivery, "of the record"], {}),
+        (Annotated[Delivery, "of the record"] | None, {}),
         (object, {}),
         (Any, {}),
         (SupportsInt, {}),
@@ -177,6 +192,18 @@ async def test_a_second_argument_with_a_default_of_its_own_may_be_anything() -> 
     assert not MemoryPartition(second(bool, default=False), "1s").handler.takes_delivery
 
 
+async def any_arguments(*_values: Any, **_others: int) -> None: ...
+
+
+async def any_values(*_values: Any, _key: bytes = b"") -> None: ...
+
+
+@pytest.mark.parametrize("function", [any_arguments, any_values])
+async def test_what_is_passed_by_name_is_no_second_argument(function: Any) -> None:
+    """The delivery is passed by its place."""
+    assert MemoryPartition(function, "1s").handler.takes_delivery
+
+
 async def test_a_class_around_the_function_is_not_taken_for_one_of_the_module() -> None:
     """Annotations are text here: their names are looked up in the module, where another class has this one."""
 
@@ -186,3 +213,10 @@ async def test_a_class_around_the_function_is_not_taken_for_one_of_the_module() 
     async def charge(_order: Paid) -> None: ...
 
     Retries(faust.App("app")).handler("orders", policy="1s", value=Paid)(charge)
+
+    class Delivery(BaseModel):
+        parcel: int
+
+    async def deliver(_parcel: Delivery) -> None: ...
+
+    MemoryPartition(deliver, "1s", value=Delivery)

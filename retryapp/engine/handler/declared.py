@@ -19,7 +19,7 @@ from retryapp.core.holding import Holding
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import Tiers
-from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of, unwrapped
 from retryapp.engine.handler.value_reader import type_text
 
 _WORDS: Final[Mapping[str, Any]] = {"order": Order, "payload": ("copy", "reference"), "redelivery": ("direct", "main")}
@@ -120,18 +120,22 @@ def check_value(handler: Handler) -> None:
     if made is None or inspect.isroutine(made):
         problem = "expected a type; bytes gives values as they are, and what a function decodes the handler decodes"
         raise InvalidSettingError("value", made, problem)
-    if any(hasattr(each, "__wrapped__") for each in (handler.function, body_of(handler.function))):
+    if any(hasattr(each, "__wrapped__") for each in (unwrapped(handler.function), body_of(handler.function))):
         return
     try:
-        first, *others = inspect.signature(handler.function, eval_str=True).parameters.values()
+        parameters = inspect.signature(handler.function, eval_str=True).parameters.values()
     except Exception:  # noqa: BLE001 - what cannot be evaluated says nothing
         return
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if not positional:
+        return
+    first, *others = positional
     takes, of = first.annotation, get_origin(first.annotation)
-    if _is_delivery(takes):
+    if _is_delivery(takes) and getattr(made, "__name__", "") != Delivery.__name__:
         raise HandlerSignatureError(handler.name, "its first argument says that it takes the delivery")
-    if handler.takes_delivery and others and others[0].kind is not others[0].VAR_POSITIONAL:
+    if handler.takes_delivery and others:
         _check_second(handler, others[0])
-    if handler.batch is not None and takes not in (list, Any, object) and made in (takes, of):
+    if handler.batch is not None and made in (takes, of) and not _fits_list(made):
         problem = f"with batch= the function {handler.name} takes a list: annotate it as list[{type_text(made)}]"
         raise InvalidSettingError("value", made, f"{problem}; value= is the type of one record")
     if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
@@ -156,19 +160,14 @@ def check_value(handler: Handler) -> None:
 
 def _check_second(handler: Handler, second: inspect.Parameter) -> None:
     """Refuse a second argument that says it is another class than what it gets."""
-    takes = second.annotation
-    if get_origin(takes) is Annotated:
-        takes = get_args(takes)[0]
-    if get_origin(takes) in (Union, UnionType):
-        takes, *others = [member for member in get_args(takes) if member is not NoneType]
-        if others:
-            return
+    takes = _bare(second.annotation)
     gets, kind = (Delivery, "the delivery") if handler.batch is None else (list, "the list of deliveries")
     of = get_origin(takes) or takes
-    if not isinstance(of, type) or of in (second.empty, Any) or getattr(of, "_is_protocol", False):
+    if not isinstance(of, type) or of in (second.empty, Any, UnionType) or getattr(of, "_is_protocol", False):
         return
     try:
-        fits = issubclass(gets, of) or issubclass(of, gets)
+        # a name that is evaluated may be found in the module, as that of the first argument
+        fits = issubclass(gets, of) or issubclass(of, gets) or of.__name__ == gets.__name__
     except Exception:  # noqa: BLE001 - what cannot be compared is no class
         return
     if not fits:
@@ -176,8 +175,30 @@ def _check_second(handler: Handler, second: inspect.Parameter) -> None:
         raise HandlerSignatureError(handler.name, f"{problem}else it needs, as functools.partial does")
 
 
+def _bare(annotation: Any) -> Any:
+    """Return an annotation without what is said beside the type, and without None; a choice of types as it is."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not NoneType]
+        if get_origin(annotation) is not Annotated and len(members) > 1:
+            break
+        annotation = members[0]
+    return annotation
+
+
 def _is_delivery(annotation: Any) -> bool:
+    annotation = _bare(annotation)
     return annotation is Delivery or (get_origin(annotation) is list and get_args(annotation) == (Delivery,))
+
+
+def _fits_list(annotation: Any) -> bool:
+    """Return whether a list is what an annotation says, whatever is in it; True: that is not known."""
+    of = get_origin(annotation) or annotation
+    if of in (Union, UnionType):
+        return any(map(_fits_list, get_args(annotation)))
+    try:
+        return of is Any or not isinstance(of, type) or (not get_args(annotation) and issubclass(list, of))
+    except Exception:  # noqa: BLE001 - what cannot be compared is no class
+        return True
 
 
 def _circuits(given: Any) -> dict[str, CircuitBreaker]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from types import MethodType
+from types import MethodType, MethodWrapperType
 from typing import Any, Final
 
 from retryapp.core.batch import Batch
@@ -339,7 +339,8 @@ class Handler:
         return self.values.decode(value)
 
 
-def _unwrapped(function: HandlerFunction) -> HandlerFunction:
+def unwrapped(function: HandlerFunction) -> HandlerFunction:
+    """Return the function in a partial, or the function."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -347,12 +348,12 @@ def _unwrapped(function: HandlerFunction) -> HandlerFunction:
 
 def body_of(function: HandlerFunction) -> HandlerFunction:
     """Return what runs when a handler is called: the function in a partial, the `__call__` of an object."""
-    function = _unwrapped(function)
+    function = unwrapped(function)
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _name(function: HandlerFunction) -> str:
-    function = _unwrapped(function)
+    function = unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
@@ -365,7 +366,7 @@ def _called(function: Any) -> Any:
         return MethodType(_called(function.__func__), function.__self__)
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is None:
-        return function if inspect.isroutine(function) else _called(function.__call__)
+        return function if isinstance(function.__call__, MethodWrapperType) else _called(function.__call__)
     with suppress(ValueError):  # it is in C, as `functools.lru_cache`
         own = inspect.signature(function, follow_wrapped=False).parameters.values()
         if all(each.kind is not each.VAR_POSITIONAL for each in own):

@@ -22,6 +22,7 @@ from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Severity, Subject, examine, quick_findings
+from retryapp.doctor.examine import left_behind
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, Positions, ensure_topics, read_topic
 from retryapp.kafka.writer import write_together
 from retryapp.runtime.machine.clock import SystemClock
@@ -241,6 +242,10 @@ def test_what_former_handlers_left_behind(bootstrap, tmp_path):
         progress = {"next": {}, "floor": 2, "changelog": changelog}
         operator.publish(returns.pending_changelog, json.dumps(progress).encode(), key=marks.PROGRESS, partition=0)
         assert left_waiting(bootstrap, orders, tmp_path) == [f"handler of {returns.main}", waiting]
+    texts = {found.name: found.text for found in left_behind(KafkaAdmin(operator.connection), [orders], deadline_s=0)}
+    assert "may have waiting records (`retryapp doctor` counts them)" in texts[f"handler of {returns.main}"]
+    operator.publish(cards.pending_changelog, b"{}", key=marks.PROGRESS, partition=0)
+    assert left_waiting(bootstrap, orders, tmp_path) == [], "a damaged record of a topic that a start does not need"
 
 
 def left_waiting(bootstrap: str, topology: HandlerTopology, folder: Path) -> list[str]:

@@ -90,10 +90,13 @@ def test_an_error_is_said_where_stdout_is_on_a_full_disk(
 
 
 def test_a_stream_that_was_closed_at_the_start_takes_everything() -> None:
-    """A list had ended as a bug. A connection would have the descriptor into which child processes print."""
-    look = "all(os.path.samestat(os.fstat(number), os.stat(os.devnull)) for number in range(3))"
-    end = f"os._exit(0 if {look} else 1)"  # an error has no place to be shown: it ends with 1, too
-    program = f"import os\nfrom retryapp.cli.main import main\ntry: main(['--version'])\nfinally: {end}"
+    """A list had ended as a bug. A file or a connection would have the descriptor into which a process prints."""
+    look = "sys.exit(not all(os.path.samestat(os.fstat(number), os.stat(os.devnull)) for number in range(3)))"
+    child = f"[sys.executable, '-c', 'import os, sys; {look}']"
+    end = f"os._exit(subprocess.run({child}).returncode)"  # an error has no place to be shown: it ends with 1, too
+    program = (
+        f"import os, subprocess, sys\nfrom retryapp.cli.main import main\ntry: main(['--version'])\nfinally: {end}"
+    )
     words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(words, env=env, check=True, timeout=60)

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from operator import itemgetter
 from types import GenericAlias
 from typing import Annotated, Any, Literal
 
@@ -206,6 +207,12 @@ def test_a_generator_is_refused_where_it_is_declared(function: Any) -> None:
     """Calling it runs nothing: every record would count as done."""
     with pytest.raises(HandlerSignatureError, match="it is a generator"):
         make_context(function)
+
+
+def test_an_object_in_c_whose_arguments_are_not_known_is_refused(clock: object) -> None:
+    """That all objects in C may be called with anything is all that Python says of its call."""
+    with pytest.raises(HandlerSignatureError, match="its signature cannot be read"):
+        make_context(itemgetter(0))
 
 
 @pytest.mark.parametrize("function", [Holds, functools.partial(Holds)], ids=["class", "partial"])
