@@ -196,7 +196,9 @@ def counted_in(values: Iterable[bytes]) -> list[bytes]:
     # so many bytes are there, if three are the head
     return [
         raw[_FAILURE_AT:_FAILED_MS_AT]
-        if raw[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD and raw[_FLAGS_AT] & _FAILED and not is_stopped(raw)
+        if raw[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD
+        and raw[_FLAGS_AT] & _FAILED
+        and raw[:_FLAGS_AT] != _STOPPED_ROW
         else UNCOUNTED
         for raw in values
     ]
