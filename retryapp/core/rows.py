@@ -189,11 +189,16 @@ def failure_bytes(cause: bytes, attempt: int, failed_ms: int) -> bytes:
 
 
 def counted_in(values: Iterable[bytes]) -> list[bytes]:
-    """Return cause and attempts of the last failures of rows, without decoding them; ``UNCOUNTED``: it has none."""
+    """Return cause and attempts of the last failures of rows, without decoding them; ``UNCOUNTED``: it has none.
+
+    A dead record counts with its letter: rows that stop its sequence had its failure as well once.
+    """
     # so many bytes are there, if three are the head
     return [
         raw[_FAILURE_AT:_FAILED_MS_AT]
-        if raw[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD and raw[_FLAGS_AT] & _FAILED
+        if raw[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD
+        and raw[_FLAGS_AT] & _FAILED
+        and raw[:_FLAGS_AT] != _STOPPED_ROW
         else UNCOUNTED
         for raw in values
     ]

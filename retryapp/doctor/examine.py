@@ -44,7 +44,7 @@ from retryapp.kafka import (
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import operation_names
-from retryapp.kafka.remembered import TAILS, progress_records, remembered
+from retryapp.kafka.remembered import TAILS, progress_records, read_progress_of, remembered
 
 _TRANSACTIONS: Final = "rights on transactions"
 _LOOK_S: Final = 1.0
@@ -216,13 +216,15 @@ class _Cluster:
         changelog = topology.pending_changelog
         if changelog not in self.states or partition >= self.states[changelog].partitions:
             return Trace()
-        rows, mark = False, b""
+        rows, mark = False, None
         for record in read_topic(self.subject.connection, changelog, partitions=[partition]):
             rows |= is_identity(record.key)
-            mark = record.value or b"" if record.key == marks.PROGRESS else mark
+            mark = record if record.key == marks.PROGRESS else mark
         main = self.states.get(topology.main)
-        written = marks.read_progress(mark, main.topic_id if main else "", topology.main)
-        return Trace(lost=rows and not mark, written=written.positions.get(topology.main))
+        if mark is None:
+            return Trace(lost=rows)
+        written = read_progress_of(mark, main.topic_id if main else "", topology.main)
+        return Trace(written=written.positions.get(topology.main))
 
     def _paused(self) -> Iterator[Finding]:
         for topology in self.topologies:

@@ -121,10 +121,15 @@ def progress_records(
         todo = {number: kept for number, kept in todo.items() if number not in last and kept.start < starts[number]}
         if not todo:
             break
-    return {number: _read_progress(record, topic_id, topology.main) for number, record in sorted(last.items())}
+    return {number: read_progress_of(record, topic_id, topology.main) for number, record in sorted(last.items())}
 
 
-def _read_progress(record: Record, topic_id: str, main: str) -> marks.ProgressRecord:
+def read_progress_of(record: Record, topic_id: str, main: str) -> marks.ProgressRecord:
+    """Read a progress record of a changelog; `topic_id`: that of the main topic now.
+
+    Raises:
+        DamagedProgressError: it cannot be read.
+    """
     try:
         noted = marks.read_progress(record.value or b"", topic_id, main)
     except (ValueError, TypeError, LookupError, AttributeError) as error:

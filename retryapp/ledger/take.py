@@ -19,6 +19,7 @@ from retryapp.core.rows import is_stopped
 from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, Positions, TopicState, read_offsets, read_topic
+from retryapp.kafka.remembered import read_progress_of
 from retryapp.ledger.bounds import Bounds, OnStep, take_bounds
 from retryapp.ledger.count import Balance, PartitionCount, total
 from retryapp.ledger.journey import WHOLE, Cut, Problem
@@ -206,13 +207,13 @@ class _Taking:
         topics = self.topics
         topic_id = self.states[topics.main].topic_id
         rows: dict[bytes, tuple[int, Told]] = {}
-        last: dict[int, bytes] = {}
+        last: dict[int, Record] = {}
         for record in self._records(topics.changelog):
             key = record.key or b""
             if key == marks.PROGRESS:
-                last[record.partition] = value = record.value or b""
-                if _SETTLED in value:
-                    note = marks.read_progress(value, topic_id, topics.main)
+                last[record.partition] = record
+                if _SETTLED in (record.value or b""):
+                    note = read_progress_of(record, topic_id, topics.main)
                     if note.settled and note.positions.get(topics.main) == self.received.get(record.partition, -1):
                         self.settled[record.partition] = note.settled
             elif not is_identity(key):  # an owner mark, a mark of the clock
@@ -223,7 +224,7 @@ class _Taking:
                 rows[key] = record.partition, told_by_row(record, topic_id, topics)
         for number, told in rows.values():
             self._tell(number, told)
-        noted = {number: marks.read_progress(value, topic_id, topics.main) for number, value in last.items()}
+        noted = {number: read_progress_of(record, topic_id, topics.main) for number, record in last.items()}
         written = {number: note.positions.get(topics.main) for number, note in noted.items()}
         self.forgotten = tuple(
             n for n, offset in self.received.items() if offset is None and written.get(n) is not None

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,8 +17,8 @@ from samples import WAITING, key_of, removal, waiting_row
 from retryapp.core.causes import cause_id
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.row_keys import IDENTITY_AT, parse_row_key, queue_of
-from retryapp.core.rows import PendingRow, encode_row, tier_of
+from retryapp.core.row_keys import IDENTITY_AT, STOPPED_MS, parse_row_key, queue_of
+from retryapp.core.rows import STOPPED, PendingRow, decode_row, encode_row, tier_of
 from retryapp.ports import Row
 from retryapp.runtime.stores import store
 from retryapp.runtime.stores.pending import RocksPendingTable
@@ -271,6 +272,17 @@ def test_causes_are_counted_as_rows_come_change_and_go(opened: Open) -> None:
     assert found(table) == []
     table.close()
     assert found(opened()) == []
+
+
+def test_a_stop_of_the_build_before_counts_as_no_cause(opened: Open) -> None:
+    """Its row has the failure of the dead record, which its letter counts: the cause had one more, without a name."""
+    row = decode_row(waiting_row(1).value or b"")
+    stopped = encode_row(replace(row, due_at_ms=STOPPED_MS, hold=STOPPED))
+    table = opened()
+    table.recover([(waiting_row(1).identity, stopped)], 1)
+    assert (sum(table.counts().values()), found(table)) == (1, [])
+    table.write([waiting_row(2, last_failed_ms=10)], 1)
+    assert found(table) == [("no", 1, 1, 10, 10)]
 
 
 def test_a_row_that_is_only_moved_hides_no_later_failure(opened: Open) -> None:

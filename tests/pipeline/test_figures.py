@@ -127,6 +127,20 @@ def test_a_backlog_is_no_outage(archive: Archive) -> Story:
     assert (found["records"], found["share"]) == (99, pytest.approx(1.0, abs=0.05))
 
 
+@story(40)
+def test_successes_at_first_try_are_those_of_the_ranges(archive: Archive) -> Story:
+    """All of them once, whatever the ranges are: equal, overlapping, without a length in time, backwards."""
+    for offset in (2, 7, 14, 22, 25, 31):
+        archive.failed(offset, 1, started_ms=NOON_MS + 100 * offset)
+    ranges = [(0, 5, 4), (1, 10, 7), (1, 10, 7), (5, 20, 11), (5, 12, 6), (20, 30, 8), (30, 31, 1), (30, 40, 9)]
+    for first, end, ok in ranges:
+        times = {"from_ms": NOON_MS + 100 * first, "to_ms": NOON_MS + (-5 if first == 30 else 100 * end)}
+        archive.counted(first, end, ok=ok, failed=end - first - ok, **times)
+    tables = yield
+    firsts = by_interval(tables.rollup, [])
+    assert sum(row["records"] for row in firsts if row["fingerprint"] is None) == sum(ok for *_, ok in ranges)
+
+
 def test_a_policy_without_an_end_takes_no_hours() -> None:
     """One record may be tried thousands of times."""
     way = {"group": "billing", "main": MAIN, "replayed": False, "tier": "10s", "outcome": "retried", "attempts": 1}

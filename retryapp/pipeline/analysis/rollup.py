@@ -135,12 +135,16 @@ def _steps(journeys: DataFrame, progress: DataFrame, length_ms: int) -> DataFram
     first_of_bin = {"at": F.min("offset"), "at_ms": F.min("began_ms"), "failures": F.count(F.lit(1))}
     failed = of_bins.agg(*(column.alias(name) for name, column in first_of_bin.items())).select(*place, *first_of_bin)
     in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), "range.to_offset")
-    last = F.last("range", ignorenulls=True).over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    both = ranges.unionByName(failed, allowMissingColumns=True).withColumn("of", last)
+    to_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    last, nth = (
+        F.last("range", ignorenulls=True).over(to_here),
+        F.count("range").over(to_here),
+    )  # two may be equal
+    both = ranges.unionByName(failed, allowMissingColumns=True).withColumns({"of": last, "nth": nth})
     is_in_time = F.col("at_ms").between(F.col("of.begin_ms"), F.col("of.end_ms"))
     is_range = F.col("range").isNotNull()
     points = both.where(is_range | ((F.col("at") < F.col("of.to_offset")) & is_in_time))
-    in_range = Window.partitionBy(*place, "of").orderBy("at", F.col("range").isNull())
+    in_range = Window.partitionBy(*place, "nth").orderBy("at", F.col("range").isNull())
     since = F.min("at_ms").over(in_range.rowsBetween(Window.currentRow, Window.unboundedFollowing))
     following = F.lead("at").over(in_range)
     offsets = F.coalesce(following, "of.to_offset") - F.col("at")

@@ -308,6 +308,15 @@ def test_offsets_that_the_broker_forgot(bootstrap, topology, tmp_path):
     assert gone.why.startswith("1 record deleted")
 
 
+def test_a_damaged_progress_record_is_a_finding(bootstrap, topology, tmp_path):
+    """It ended the command, where the group had no offsets."""
+    operator, changelog = Operator(bootstrap), topology.pending_changelog
+    operator.publish(changelog, b"{", key=marks.PROGRESS, partition=0)
+    operator.publish(topology.main, b"1", partition=0)
+    found = examined(operator, topology.group, (topology,), tmp_path)["offsets"]
+    assert (found.severity, f"{changelog}[0]@" in found.seen) == (Severity.PROBLEM, True)
+
+
 def test_offsets_that_workers_commit_meanwhile_are_fine(bootstrap, topology, tmp_path, monkeypatch):
     """Records come, and one lane commits or notes that it has read them, just before the doctor asks how far it is."""
     operator, main, changelog = Operator(bootstrap), topology.main, topology.pending_changelog

@@ -213,6 +213,14 @@ def test_offsets_that_the_broker_has_forgotten_are_those_that_lanes_wrote_down(
     assert (told.forgotten, told.total.received) == ((), 3), "what the group has goes before"
 
 
+def test_a_damaged_progress_record_is_named(retryapp: Callable[..., Any], shop, book: _Book):
+    """With its place: another program has written it. It looked like a fault of ours."""
+    changelog = shop.topology.pending_changelog
+    shop.publish(changelog, 1, marks.PROGRESS, b"{")
+    done = retryapp("ledger", *shop.place)
+    assert (done.code, f"{changelog}[1]@0" in done.err) == (3, True)
+
+
 def test_what_is_settled_beyond_the_offset_contradicts_nothing(shop, book: _Book):
     """A record that runs for long is at the offset; those after it wait or are dead, and the offset says so."""
     main = shop.topology.main
