@@ -232,12 +232,15 @@ def causes(
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)
-    names = ("cause", "topic", "what", "reason", "decision", "change", "dead", "waiting", "recovered", "attempts")
+    names = (
+        "cause", "topic", "what", "reason", "decision", "change",
+        "dead", "discarded", "waiting", "recovered", "attempts",
+    )  # fmt: skip
     lines = [
         (
             row["cause_id"], row["main"], row["template"] or row["error_type"], row["reason"] or "",
             row["decision"], row["change"] or "",
-            *(f"{row[name]:,}" for name in ("dead", "pending", "recovered", "failures")),
+            *(f"{row[name]:,}" for name in ("dead", "discarded", "pending", "recovered", "failures")),
         )
         for row in by_name(shown, groups)
     ]  # fmt: skip
