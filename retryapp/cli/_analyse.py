@@ -317,7 +317,7 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(taken_ledger.partitions[row["partition"]])
-                    differences += compare(row, theirs, knows_lost=not taken_ledger.missing_letters)
+                    differences += compare(row, theirs)
         at_rest = at_rest and cut == take_cut(admin, group)
     return Compared(at_rest=at_rest, differences=differences)
 
