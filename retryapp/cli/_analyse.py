@@ -232,12 +232,15 @@ def causes(
         analysed_ms, groups = result["analysed_ms"], result["state"]["groups"]
     if since is not None and now_ms - since > analysed_ms:
         stderr_console.print(OLDER, highlight=False)
-    names = ("cause", "topic", "what", "reason", "decision", "change", "dead", "waiting", "recovered", "attempts")
+    names = (
+        "cause", "topic", "what", "reason", "decision", "change",
+        "dead", "discarded", "waiting", "recovered", "attempts",
+    )  # fmt: skip
     lines = [
         (
             row["cause_id"], row["main"], row["template"] or row["error_type"], row["reason"] or "",
             row["decision"], row["change"] or "",
-            *(f"{row[name]:,}" for name in ("dead", "pending", "recovered", "failures")),
+            *(f"{row[name]:,}" for name in ("dead", "discarded", "pending", "recovered", "failures")),
         )
         for row in by_name(shown, groups)
     ]  # fmt: skip
@@ -314,7 +317,7 @@ def _compare(lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut])
             for row in rows:
                 if (row["group"], row["main"]) == (group, topology.main):
                     theirs = asdict(taken_ledger.partitions[row["partition"]])
-                    differences += compare(row, theirs, knows_lost=not taken_ledger.missing_letters)
+                    differences += compare(row, theirs)
         at_rest = at_rest and cut == take_cut(admin, group)
     return Compared(at_rest=at_rest, differences=differences)
 

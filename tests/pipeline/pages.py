@@ -116,9 +116,9 @@ def _cause(number: int, text: str) -> dict[str, Any]:
         "shop.errors.PaymentsDown", "TimeoutError", "pydantic_core.ValidationError", "KeyError", text, "OSError", "E",
     )  # fmt: skip
     return _row(
-        "fingerprint reason template error_type failures records dead letters pending recovered",
+        "fingerprint reason template error_type failures records dead discarded pending recovered",
         f"f{number}" * 3, "exhausted", template_of(text), types[number],
-        2_000 // (number + 1), 900 // (number + 1), *[300 // (number + 1) ** 2] * 2,
+        2_000 // (number + 1), 900 // (number + 1), 300 // (number + 1) ** 2, 12 * number,
         30 // (number + 1), 500 // (number + 1),
         before=0, change="new" if number == 0 else None, decision="open", who=None, note=None, decided_ms=None,
         until_ms=None, cause_id=f"c1-{number:010x}",

@@ -169,12 +169,12 @@ def test_dead_letters_of_one_failure_are_causes_by_reason(archive: Archive) -> S
     archive.marked(2, 2, "discarded")
     tables = yield
     found = tables.causes
-    names = ("fingerprint", "reason", "template", "failures", "records", "dead", "letters", "pending", "recovered")
+    names = ("fingerprint", "reason", "template", "failures", "records", "dead", "discarded", "pending", "recovered")
     name = "503: <text> after <number> s"
     assert told(found, *names) == [
-        ("down", "exhausted", name, 4, 2, 2, 1, 0, 0),
-        ("down", "expired", name, 2, 1, 1, 1, 0, 0),
-        ("other", "rejected", "", 1, 1, 1, 1, 0, 0),
+        ("down", "exhausted", name, 4, 2, 1, 1, 0, 0),
+        ("down", "expired", name, 2, 1, 1, 0, 0, 0),
+        ("other", "rejected", "", 1, 1, 1, 0, 0, 0),
         ("down", None, "503: gone", 3, 2, 0, 0, 0, 1),  # as of the newest, where one fingerprint has several
     ]
     examples = [[e["failure_id"][-1] for e in row["examples"]] for row in found]

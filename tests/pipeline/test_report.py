@@ -119,7 +119,7 @@ def test_every_command_that_the_page_names_is_taken(monkeypatch: pytest.MonkeyPa
     """It fails of its broker only, with the login of the analysis: advice that cannot be followed is none."""
     monkeypatch.setattr(admin, "REACH_S", 0.2)
     (login := tmp_path / "a login").touch()
-    causes = [*facts()["causes"], cause(fingerprint="last", reason="crashed", letters=10_000)]
+    causes = [*facts()["causes"], cause(fingerprint="last", reason="crashed", dead=10_000)]
     named = [
         words
         for entry in facts(client_config=str(login), causes=causes)["todo"]
@@ -142,11 +142,19 @@ def test_nothing_to_do() -> None:
     empty = facts(**{name: [] for name in names.split()})
     assert empty["headline"] == "0 records failed: 0 recovered, 0 waiting, 0 dead"
     assert "<svg" not in to_page(empty)
-    settled = facts(causes=[cause(letters=0)], checks=[], retention=[], outages=[], offenders=[])
+    settled = facts(causes=[cause(dead=0, discarded=300)], checks=[], retention=[], outages=[], offenders=[])
     assert settled["totals"]["dead"] == 431
     for shown in (empty, settled):
         assert shown["todo"] == []
         assert "Nothing: all checks hold, and no retention is near." in to_page(shown)
+
+
+def test_of_a_cause_what_was_discarded_is_apart_from_what_is_dead() -> None:
+    """As in the headline; only what is dead is to be looked at."""
+    shown = facts(causes=[cause(dead=7, discarded=4_321)])
+    titles = [entry["title"] for entry in shown["todo"]]
+    assert [title for title in titles if title.startswith("7 dead records")], titles
+    assert '<td class="n bad">7</td><td class="n">4,321</td>' in to_page(shown)
 
 
 def test_causes_say_what_has_changed() -> None:
@@ -165,7 +173,7 @@ def test_causes_say_what_has_changed() -> None:
     page = to_page(facts(causes=changed))
     assert "ignored by ann: known" in page
     assert page.count('class="mark regressed"') == 1
-    waits = cause(decision="resolved", who="bob", decided_ms=NOON_MS, change="regressed", letters=0, reason=None)
+    waits = cause(decision="resolved", who="bob", decided_ms=NOON_MS, change="regressed", dead=0, reason=None)
     (entry,) = entries("Came back", causes=[waits])
     assert entry["command"].startswith("retryapp pending list --broker"), "'dead show' would find none of them"
     assert ("its records wait" in entry["text"], "Dead letters" in entry["text"]) == (True, False)
@@ -176,7 +184,7 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     text = f"no plane 17\n{'x ' * 499}"
     shown = facts(text=text)
     first = shown["causes"][0]
-    by_reason = [first, first | {"reason": "rejected", "letters": 1}]
+    by_reason = [first, first | {"reason": "rejected", "dead": 1}]
     exhausted, rejected = (entries(" dead record", causes=[each])[0] for each in by_reason)
     name = f"PaymentsDown: no plane <number> {'x ' * 13}…"
     assert exhausted["title"] == f"300 dead records, exhausted: {name}"

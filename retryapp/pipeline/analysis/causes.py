@@ -26,7 +26,6 @@ Row = dict[str, Any]
 def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0) -> list[Row]:
     """Return what records failed of, the deadliest first; dead letters by reason, apart from what is not dead of it.
 
-    ``letters`` are those of the ``dead`` that were not discarded.
     With ``since_ms`` only attempts that ended since; ``before`` (else None) has the records of the time before that is
     as long as from then ``until_ms``, and ``first_seen_ms`` is of all times.
     """
@@ -38,8 +37,8 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
     recovered = inside & (F.col("fate") == "done")
     sums = {
         "failures": F.sum(F.when(inside, F.col("attempts"))),
-        **{name: F.sum(F.when(inside, F.col(name))) for name in ("records", "dead", "pending")},
-        "letters": F.sum(F.when(inside & (F.col("fate") == "dead"), F.col("dead"))),
+        **{name: F.sum(F.when(inside, F.col(name))) for name in ("records", "pending")},
+        **{fate: F.sum(F.when(inside & (F.col("fate") == fate), F.col("dead"))) for fate in ("dead", "discarded")},
         "recovered": F.sum(F.when(recovered, F.col("records"))),
         "before": F.sum(F.when(before, F.col("records"))),
     }

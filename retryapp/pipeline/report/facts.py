@@ -22,7 +22,7 @@ from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
 from retryapp.pipeline.session import beside
 
-FACTS_VERSION: Final = 2
+FACTS_VERSION: Final = 3
 DRAWN: Final = 5  # causes with a colour of their own
 ATTEMPTS: Final = 100  # that a record may have in the funnel: a policy without an end has thousands
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")

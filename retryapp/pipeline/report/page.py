@@ -12,7 +12,7 @@ from retryapp.lookup.instants import length_text, utc_text
 from retryapp.pipeline.report import charts
 from retryapp.pipeline.report.facts import by_name
 
-_FATES: Final = {"dead": "bad", "pending": "wait", "recovered": "good"}
+_FATES: Final = {"dead": "bad", "discarded": "other", "pending": "wait", "recovered": "good"}
 _ENDS: Final = {"succeeded": "good", "retried": "again", "dead": "bad", "waiting": "wait"}
 _END_NAMES: Final = {"retried": "failed, sent to wait", "dead": "failed, dead", "waiting": "still waiting for it"}
 

@@ -24,7 +24,7 @@ _REMEDIES: Final[Mapping[str | None, str]] = {
     "too-large": "Raise max.message.bytes of the handler's topics.",
     "gone": "Keep records on the main topic for as long as they wait, or let copies wait.",
     "overflow": "Fix what fails, or raise max_sequences and max_sequence_size: too many records waited for these.",
-    "cancelled": "Somebody cancelled their retries.",
+    "cancelled": "Their retries were cancelled.",
     "crashed": "Fix what ends the worker: its last log lines and the system's say what it was.",
 }
 _CHANGES: Final = {
@@ -97,16 +97,16 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
     """Yield the causes with most dead letters; what is ignored or resolved is left out, unless it came back."""
     open_ones = [row for row in facts["causes"] if row["decision"] == "open" or row["change"] == "regressed"]
     back = [row for row in open_ones if row["change"] == "regressed" and row["failures"]]
-    deadly = [row for row in open_ones if row["letters"] and row not in back]
-    deadly.sort(key=lambda row: -row["letters"])
+    deadly = [row for row in open_ones if row["dead"] and row not in back]
+    deadly.sort(key=lambda row: -row["dead"])
     for row in [*back[:MANY], *deadly[:MANY]]:
         name = cause_name(_short(row["error_type"]), None, row["template"])
-        dead = f"{counted(row['letters'], 'dead record')}, {row['reason']}"
+        dead = f"{counted(row['dead'], 'dead record')}, {row['reason']}"
         title = f"Came back: {name}" if row in back else f"{dead}: {name}"
         what = _CHANGES.get(row["change"], "").format(**row, decided=utc_text(row["decided_ms"] or 0)[:10])
         text = f"In {row['main']}; {counted(row['failures'], 'failed attempt')}. {what}"
         text += _REMEDIES.get(row["reason"], _REFUSED)
-        if not row["letters"]:  # of what came back nothing has died yet: there is no dead letter to show
+        if not row["dead"]:  # of what came back nothing has died yet: there is no dead letter to show
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue
         if (row["group"], row["main"]) in _without_letters(facts):
