@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     as_json, given = "--json" in words, Given()
     try:
-        result = cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
+        result = _call(words, given)
     except SystemExit as exit_:  # some libraries, and click on a closed pipe
         if exit_.code is None or isinstance(exit_.code, int):
             return exit_.code or ExitCode.FINE
@@ -117,6 +117,15 @@ def run(arguments: Sequence[str]) -> int:
         emit_error(type(error).__name__, f"{message}'retryapp --traceback ...' shows where", code, as_json=as_json)
         return code
     return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.FINE
+
+
+def _call(words: list[str], given: Given) -> object:
+    try:
+        return cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
+    except SystemError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Kafka's client returned as if it had not come
+            raise error.__cause__ from None
+        raise
 
 
 def _refusal(error: click.ClickException) -> str:

@@ -118,6 +118,16 @@ def test_an_interrupt_says_what_was_sent(acting: Callable[[object], None], retry
     assert retryapp("broker").err.strip() == "retryapp: interrupted: the command was sent"
 
 
+def test_an_interrupt_that_a_client_library_has_wrapped_is_one(
+    acting: Callable[[object], None], retryapp: Callable[..., Any]
+) -> None:
+    """One call of sixty that SIGTERM came upon was told as a bug of ours."""
+    fault = SystemError("<built-in method describe_cluster> returned a result with an exception set")
+    fault.__cause__ = KeyboardInterrupt()
+    acting(fault)
+    assert retryapp("broker").code == ExitCode.INTERRUPTED
+
+
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(), 0), (SystemExit(5), 5)])
 def test_what_ends_itself_has_its_own_exit_code(
     acting: Callable[[object], None], retryapp: Callable[..., Any], end: SystemExit, code: int
