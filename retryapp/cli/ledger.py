@@ -101,7 +101,7 @@ def _notes(ledger: Ledger) -> list[str]:
     """Return further facts as one paragraph, one line each."""
     whole, lines = ledger.total, []
     if whole.recovered:
-        lines.append(f"{whole.recovered:,} of the done records had failed before")
+        lines.append(f"{whole.recovered:,} of the done records took more than one delivery")
     if whole.handled:
         lines.append(f"{whole.handled:,} of the dead records were handled by their handler of dead letters")
     if whole.on_hold:

@@ -70,7 +70,7 @@ class Balance:
     """Records whose fate the topics no longer contain."""
     lost: int = 0
     recovered: int = 0
-    """Of those done: after a failure."""
+    """Of those done: at their second delivery or later, as after a failure or a wait for an event."""
     on_hold: int = 0
     """Of those pending or held: not tried before somebody releases them."""
     expired_offsets: int = 0

@@ -364,14 +364,15 @@ class Pace:
             return "circuit"
         return "rate" if self.wait_s() else None
 
-    def gates_of(self, circuit: str) -> list[str]:
-        """Return what holds a due row back now that waits for this circuit, for people."""
+    def gates_of(self, circuit: str, *, first: bool = False) -> list[str]:
+        """Return what holds a due row back now that waits for this circuit, for people; `first`: it has not run yet."""
         now_ms, named = self._now_ms(), self.gates.get(circuit)
         buckets = self._bucket, None if named is None else named.bucket
         shut = {
             "deliveries are paused": self.paused,
             "an outage is on, which holds it back": self.is_out(circuit),
-            "a rate limit holds it back": any(each is not None and not each.room(now_ms) for each in buckets),
+            "a rate limit holds it back": not first
+            and any(each is not None and not each.room(now_ms) for each in buckets),
             "as many of its circuit run as may at once": named is not None
             and named.places is not None
             and named.places.full,

@@ -249,7 +249,7 @@ class Jobs:
         probed = part.done - part.probed
         outcomes = len(self._outcomes.get(part.job, ()))
         if self._fails(part, order.canary):
-            return 1  # so that it looks, and pauses
+            return MOST_AT_ONCE  # so that it looks, and pauses where one of them is left
         if undelivered and len(self._waiting.get(part.job, ())) <= FEW:
             to_run, stuck = self._look_at_waiting(part)
             undelivered, probed = min(undelivered, to_run), probed - stuck  # others are probes in their place
@@ -303,7 +303,8 @@ class Jobs:
             letters = await self._look(after, room)
         except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
             logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
-        if letters and (why := self._fails(part, order.canary)):
+        why = self._fails(part, order.canary)
+        if why and any(map(self._letters.may_be_taken, letters or [])):
             self._read_again(part)  # they are left for whoever resumes it
             part.state, part.paused = PartState.PAUSED, why
             submit(Turn(), part)

@@ -234,6 +234,15 @@ class LetterCommands:
                 for keeper in self._transport.dead_keepers.values():
                     keeper.find(letter.failure_id)
 
+    def may_be_taken(self, letter: Letter) -> bool:
+        """Tell whether a job may still replay a letter that it has read: it is the newest of its record, and open."""
+        keeper = self._transport.dead_keepers.get(letter.topic.topic)
+        try:
+            newest = None if keeper is None else keeper.newest(letter.failure_id)
+        except LettersUnknownError:
+            return True
+        return newest is not None and newest[0] == letter.record.offset and is_open(newest[1])
+
     def of_job(self, command: Command, letter: Letter) -> Effect:
         """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
 

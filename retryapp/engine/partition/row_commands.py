@@ -110,9 +110,7 @@ class RowCommands:
             raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        gates = self._context.pace.gates_of(row.circuit)
-        if self._sequences is not None and self._sequences.waits_behind(identity, row.key):
-            gates.append("it runs after the earlier records of its key")
+        gates = self._gates(identity, row)
         if row.hold:
             gates.append("it is held until somebody releases it")
         text = "; ".join([_due_text(due_at_ms - now_ms), *gates])
@@ -138,13 +136,20 @@ class RowCommands:
         held = counted_from_ms(metadata), row.since_ms, now_ms
         counted_ms = self._context.pace.later_ms(*held, now_ms, row.circuit)
         free, metadata = released(row, metadata, now_ms, holds, counted_ms)
-        due = "; ".join([_due_text(free.due_at_ms - now_ms), *self._context.pace.gates_of(free.circuit)])
+        gates = self._gates(identity, free)
+        text = "; ".join([_due_text(0 if free.held else free.due_at_ms - now_ms), *gates])
         if self._is_surplus(identity, free):
-            due = "it is dead at once, as overflow: more records of its key wait than may (max_sequence_size)"
-            due += "; deliveries are paused" if self._context.pace.paused else ""
-        text = "it runs after the earlier records of its key" if free.held else due
+            text = "it is dead at once, as overflow: more records of its key wait than may (max_sequence_size)"
+            text += "; deliveries are paused" if self._context.pace.paused else ""
         text = "somebody still holds it" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
+
+    def _gates(self, identity: bytes, row: PendingRow) -> list[str]:
+        """Return what holds a row back that is due, for people."""
+        gates = self._context.pace.gates_of(row.circuit, first=row.held)
+        if self._sequences is not None and self._sequences.waits_behind(identity, row.key):
+            gates.append("it runs after the earlier records of its key")
+        return gates
 
     def _is_surplus(self, identity: bytes, row: PendingRow) -> bool:
         """Tell whether a row that waits is given up, as too many wait for it."""

@@ -158,3 +158,10 @@ def test_the_ledger_does_not_take_what_waits_for_an_event_for_what_somebody_hold
     ledger = Ledger(group="g", main="orders", since_ms=None, partitions=counts, problems=(), unread_events=0)
     text = "2 of the records that wait: held by somebody, or waiting for an event (Defer); not tried before a release"
     assert text in ledger_text(ledger)
+
+
+def test_the_ledger_does_not_say_that_what_waited_for_an_event_had_failed():
+    """The count is of deliveries: one that was released is at its second, and no attempt has failed."""
+    counts = {0: Balance(received=2, done=2, recovered=2)}
+    ledger = Ledger(group="g", main="orders", since_ms=None, partitions=counts, problems=(), unread_events=0)
+    assert "2 of the done records took more than one delivery\n" in ledger_text(ledger)

@@ -206,3 +206,15 @@ async def test_a_follower_that_was_held_runs_when_the_handler_has_no_order_any_m
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
         await orders.to_rest()
         assert calls.seen[1:] == [(b"one", 2), (b"two", 1), (b"two", 2)]
+
+
+async def test_a_release_names_earlier_records_of_its_key_while_there_are_some() -> None:
+    """A follower that was held is the first of its key once the record before it has ended: then it runs at once."""
+    async with serving(Calls(failing=True), "1h*1", order=Order.KEY) as (orders, calls):
+        await orders.send(b"one", b"two", b"three", key=b"k")
+        await orders.command("hold", 2)
+        assert (await orders.command("release", 2))["text"] == "due now; it runs after the earlier records of its key"
+        await orders.command("hold", 1)
+        await orders.command("cancel", 0)
+        assert (await orders.command("release", 1))["text"] == "due now"
+        assert calls.seen == [(b"one", 1), (b"two", 1)]

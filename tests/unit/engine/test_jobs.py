@@ -459,3 +459,16 @@ async def test_a_row_that_was_just_written_is_not_decoded(monkeypatch: pytest.Mo
         await orders.to_rest()
         assert (service.again[-1], len(decoded)) == (b"2", 1)
         assert orders.clock.wall_ms() >= now_ms + 60_000
+
+
+async def test_a_job_whose_letters_all_failed_again_ends_although_others_follow_that_were_replayed_before() -> None:
+    """It passes these: to pause for them would ask for a decision about nothing."""
+    async with with_letters(40, "1h*1") as (orders, service):
+        for number in range(10, 40):
+            await orders.command("replay", number)
+        service.all_down = True
+        await begin(orders, canary=10)
+        await pass_time(orders, 10_000, 100)
+        part = part_of(orders)
+        assert (part.state, part.done, dict(part.refused)) == (PartState.ENDED, 10, {"replayed": 30})
+        assert part.paused == "10 of the last 10 replays failed again"
