@@ -264,13 +264,15 @@ class Jobs:
 
     def _look_at_waiting(self, part: Part) -> tuple[int, int]:
         """Return how many that this session has replayed are to run, and how many are held, or behind others."""
-        waiting, looked = self._waiting.get(part.job, set()), Counter[bool]()
-        for identity in [*waiting]:
-            if (waits := self._letters.waits(identity)) is None:
-                waiting.discard(identity)
-            else:
-                looked[waits] += 1
+        looked = Counter(map(self._letters.waits, self._waiting.get(part.job, ())))
         return looked[False], looked[True]
+
+    def _forget_ended(self) -> None:
+        """Leave out replays that no longer wait: only where all that was submitted is in the tables."""
+        for part in self.running:
+            waiting = self._waiting.get(part.job, set())
+            if len(waiting) <= FEW:
+                waiting -= {identity for identity in waiting if self._letters.waits(identity) is None}
 
     def _now_ms(self) -> float:
         return self._context.clock.monotonic_s() * 1_000
@@ -280,6 +282,7 @@ class Jobs:
 
         `submit` takes a turn, and the part if the turn is to tell its state.
         """
+        self._forget_ended()
         shared, ordered = self._context.rounds.shared, self._context.handler.order is not Order.NONE
         most = MOST_TOGETHER if shared and ordered else MOST_BESIDE if shared or ordered else MOST_AT_ONCE
         for part in sorted(self.running, key=lambda part: self._stepped.get(part.job, 0)):

@@ -12,6 +12,7 @@ from test_jobs import begin, part_of, with_letters
 from retryapp import RetryPolicy, non_retryable
 from retryapp.core.jobs import HandlerVerb, PartState
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition.commands import Commands
 
 
 async def test_a_replay_that_somebody_holds_keeps_no_letter_waiting() -> None:
@@ -71,6 +72,29 @@ async def test_a_probe_that_is_held_before_it_runs_is_none() -> None:
         gate.set()
         await pass_time(orders, 2_000)
         assert (len(seen), part_of(orders).state) == (3, PartState.PAUSED)
+
+
+async def test_the_first_replays_are_waited_for_beside_one_that_is_not_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job looks before its own are in the table, too: it took them for tried, and went on."""
+    submit = Commands._submit_step
+
+    def submit_and_look(commands: Commands, *step: Any) -> None:
+        submit(commands, *step)
+        commands._jobs.may_step()
+
+    monkeypatch.setattr(Commands, "_submit_step", submit_and_look)
+    async with with_letters(8) as (orders, service):
+        await tell(orders, HandlerVerb.PAUSE)
+        assert (await orders.command("replay", 0))["refused"] is None
+        service.all_down = False
+        await begin(orders, canary=3)
+        await pass_time(orders, 60_000, 1_000)
+        assert (part_of(orders).done, service.again) == (3, [])
+        await tell(orders, HandlerVerb.RESUME)
+        await pass_time(orders, 60_000, 1_000)
+        assert (part_of(orders).done, len(service.again)) == (7, 8)
 
 
 async def test_a_session_counts_which_replays_failed_again() -> None:
