@@ -89,7 +89,8 @@ def list_(
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)
     none = "nothing waits" if (partition, wanted) == (None, None) else "nothing waits that fits"
-    text = list_text(found, COLUMNS, now_ms, of="records", none=none, still="waiting")
+    of = "records" if found.marked else "waiting"  # some are dead: their sequences have stopped
+    text = list_text(found, COLUMNS, now_ms, of=of, none=none, still="waiting")
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 

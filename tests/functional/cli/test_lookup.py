@@ -34,7 +34,7 @@ def test_waiting_records_are_listed_by_due_time(retryapp, shop):
     shown = retryapp("pending", "list", *shop.place)
     line = next(line for line in shown.out.splitlines() if shop.failure_id(1, 7) in line)
     assert "(2096-10-02 07:06:41.000 UTC)" in line, "relative and in UTC, one record a line even in a pipe"
-    assert "2 of 2 records" in shown.out
+    assert "2 of 2 waiting" in shown.out
 
 
 def test_a_limited_list_says_how_many_there_are(retryapp, shop):
@@ -43,7 +43,7 @@ def test_a_limited_list_says_how_many_there_are(retryapp, shop):
         shop.wait(offset % 3, offset, FAR_MS + offset)
     first = retryapp("pending", "list", *shop.place, "--limit", 2, "--json").json
     assert ([record["origin_offset"] for record in first["records"]], first["matching"]) == ([0, 1], 5)
-    assert "2 of 5 records" in retryapp("pending", "list", *shop.place, "--limit", 2).out
+    assert "2 of 5 waiting" in retryapp("pending", "list", *shop.place, "--limit", 2).out
 
 
 def test_filters_narrow_the_list(retryapp, shop):
