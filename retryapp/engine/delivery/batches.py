@@ -254,6 +254,7 @@ class BatchPool(DeliveryPool):
                 else:
                     middle = len(part.runs) // 2
                     parts += _Part(part.runs[:middle], part), _Part(part.runs[middle:], part)
+                error = None  # newer Pythons link its frames to this one: they would keep each other
             if parts and not batch.owner.alive(batch):
                 batch.aborted = True
                 break
