@@ -123,7 +123,7 @@ def _call(words: list[str], given: Given) -> object:
     try:
         return cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
     except SystemError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Kafka's client returned as if it had not come
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Kafka's client hides it so
             raise error.__cause__ from None
         raise
 

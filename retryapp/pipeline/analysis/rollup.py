@@ -136,10 +136,8 @@ def _steps(journeys: DataFrame, progress: DataFrame, length_ms: int) -> DataFram
     failed = of_bins.agg(*(column.alias(name) for name, column in first_of_bin.items())).select(*place, *first_of_bin)
     in_order = Window.partitionBy(*place).orderBy("at", F.col("range").isNull(), "range.to_offset")
     to_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    last, nth = (
-        F.last("range", ignorenulls=True).over(to_here),
-        F.count("range").over(to_here),
-    )  # two may be equal
+    last = F.last("range", ignorenulls=True).over(to_here)
+    nth = F.count("range").over(to_here)  # two ranges may be equal
     both = ranges.unionByName(failed, allowMissingColumns=True).withColumns({"of": last, "nth": nth})
     is_in_time = F.col("at_ms").between(F.col("of.begin_ms"), F.col("of.end_ms"))
     is_range = F.col("range").isNotNull()
